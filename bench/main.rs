@@ -1,0 +1,2 @@
+//! Benchmarks, a module per operation.
+fn main() {}

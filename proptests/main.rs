@@ -1,0 +1,1 @@
+//! Property tests, a module per operation.

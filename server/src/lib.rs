@@ -1,0 +1,2 @@
+//! The HTTP shell and the command line.
+#![forbid(unsafe_code)]

@@ -1,0 +1,2 @@
+//! The `flashlane` binary.
+fn main() {}

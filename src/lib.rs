@@ -1,0 +1,5 @@
+#![doc = "flashlane: DeepSeek-V4-Flash on a step graph that is proved free of cross-stream hazards."]
+
+pub mod checkpoint;
+pub mod engine;
+pub mod format;
