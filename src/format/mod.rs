@@ -1,1 +1,3 @@
 //! Number formats and packing.
+pub mod index_row;
+pub mod kv_row;

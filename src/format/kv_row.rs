@@ -1,0 +1,7 @@
+//! placeholder
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum KvFormat {
+    Fp8,
+    Bf16,
+    F32,
+}
