@@ -3,3 +3,5 @@
 pub mod checkpoint;
 pub mod engine;
 pub mod format;
+pub mod ops;
+pub mod step;
