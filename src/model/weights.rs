@@ -2,7 +2,7 @@
 
 use super::registry::{Registry, Source};
 use crate::checkpoint::ModelConfig;
-use crate::format::rope::Rope;
+use crate::format::rope::RopeParams;
 use crate::ops::{HEAD_DIM, INDEX_DIM, ROPE_DIM, StateLayout};
 use crate::step::{CompressWeights, HyperWeights, NormWeights, Weight};
 
@@ -97,7 +97,7 @@ struct Names<'a> {
 
 impl Names<'_> {
     fn rope(&mut self, name: &str, ratio: usize, positions: usize) -> Weight {
-        let rope: Rope = self.config.rope(ratio);
+        let rope: RopeParams = self.config.rope(ratio);
         let source = Source::Rope { rope, positions };
         self.registry.add(name, source, positions, ROPE_DIM, positions * ROPE_DIM * 4)
     }
