@@ -85,9 +85,11 @@ def output_case(case):
     return {**case, "finish": finish, "official": whole}
 
 
-def write(path, entries):
-    """A JSON array with one case a line."""
-    path.write_text("[\n " + ",\n ".join(json.dumps(e, ensure_ascii=False) for e in entries) + "\n]\n")
+def write(path, cases, **head):
+    """`{head..., "cases": [...]}` with one case a line."""
+    lines = [f" {json.dumps(k)}: {json.dumps(v)},\n" for k, v in head.items()]
+    body = ",\n  ".join(json.dumps(c, ensure_ascii=False) for c in cases)
+    path.write_text("{\n" + "".join(lines) + ' "cases": [\n  ' + body + "\n ]\n}\n")
 
 
 def main():
@@ -97,7 +99,7 @@ def main():
     out = parser.parse_args().out
     out.mkdir(parents=True, exist_ok=True)
     write(out / "prompts.json", prompt_cases())
-    write(out / "outputs.json", [output_case(case) for case in recipe_cases.OUTPUTS])
+    write(out / "outputs.json", [output_case(case) for case in recipe_cases.OUTPUTS], tools=recipe_cases.TOOLS)
 
 
 if __name__ == "__main__":
