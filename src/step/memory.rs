@@ -1,0 +1,256 @@
+//! Host memory of a step: the arena that the plan laid out, the inputs and outputs, and the pools and states that outlive
+//! steps. Hands an operation exactly the buffers that it declared, as slices, with no `unsafe`.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::graph::{Class, Graph, Node};
+use super::plan::Plan;
+use crate::ops::{BufferId, Mode, Value};
+
+/// A cache line, so that every buffer can be viewed as any element type.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C, align(64))]
+struct Line([u8; 64]);
+
+/// Bytes aligned to 64.
+#[derive(Clone, Debug, Default)]
+pub struct Bytes {
+    lines: Vec<Line>,
+    len: usize,
+}
+
+impl Bytes {
+    #[must_use]
+    pub fn zeroed(len: usize) -> Self {
+        Self { lines: vec![Line([0; 64]); len.div_ceil(64)], len }
+    }
+}
+
+impl std::ops::Deref for Bytes {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &bytemuck::cast_slice(&self.lines)[..self.len]
+    }
+}
+
+impl std::ops::DerefMut for Bytes {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut bytemuck::cast_slice_mut(&mut self.lines)[..self.len]
+    }
+}
+
+/// Pools and states, by their ids: what outlives a step.
+#[derive(Clone, Debug, Default)]
+pub struct Resident {
+    pub pools: Vec<Bytes>,
+    pub states: Vec<Bytes>,
+}
+
+/// A step's own memory: its planned arena and its inputs and outputs.
+#[derive(Clone, Debug)]
+pub struct Memory {
+    pub arena: Bytes,
+    /// By buffer; empty for classes that live elsewhere.
+    host: Vec<Bytes>,
+}
+
+impl Memory {
+    /// Zeroed memory for `graph` laid out by `plan`.
+    #[must_use]
+    pub fn new(graph: &Graph, plan: &Plan) -> Self {
+        let host = graph.buffers.iter().map(|b| match b.class {
+            Class::Input | Class::Output => Bytes::zeroed(b.bytes),
+            _ => Bytes::default(),
+        });
+        Self { arena: Bytes::zeroed(plan.arena_bytes), host: host.collect() }
+    }
+
+    /// An input or output as elements.
+    #[must_use]
+    pub fn host<E: Pod>(&self, value: &Value) -> &[E] {
+        bytemuck::cast_slice(&self.host[value.buffer.0 as usize])
+    }
+
+    /// An input or output as elements, to write.
+    pub fn host_mut<E: Pod>(&mut self, value: &Value) -> &mut [E] {
+        bytemuck::cast_slice_mut(&mut self.host[value.buffer.0 as usize])
+    }
+}
+
+/// Why a node's operands cannot be handed out. Each of these means that a graph or plan is wrong, not its inputs.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum OperandError {
+    #[error("{op}: writes buffer {buffer}, which it also reads or writes elsewhere")]
+    Overlap { op: &'static str, buffer: String },
+    #[error("{op}: buffer {buffer} is not declared or was taken before")]
+    Undeclared { op: &'static str, buffer: u32 },
+    #[error("{op}: buffer {buffer} has no place in the plan")]
+    Unplanned { op: &'static str, buffer: String },
+}
+
+enum Slot<'a> {
+    Read(&'a [u8]),
+    Write(&'a mut [u8]),
+}
+
+/// The operands of one node: every declared buffer, readable or writable as declared, and nothing else. A buffer that a
+/// node both reads and writes (the settled and tail parts of a pool or state) is handed out once, writable.
+pub struct Operands<'a> {
+    op: &'static str,
+    slots: Vec<(BufferId, Slot<'a>)>,
+}
+
+impl std::fmt::Debug for Operands<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Operands").field("op", &self.op).field("buffers", &self.slots.len()).finish()
+    }
+}
+
+impl<'a> Operands<'a> {
+    /// Splits the memory into what `node` declared. Weights are not among the operands: executors hold them by id.
+    ///
+    /// # Errors
+    /// [`OperandError`] if a written buffer overlaps another operand, or has no place.
+    pub fn new(
+        graph: &Graph,
+        plan: &Plan,
+        node: &Node,
+        memory: &'a mut Memory,
+        resident: &'a mut Resident,
+    ) -> Result<Self, OperandError> {
+        let op = node.op.name();
+        let mut wanted = declared(node);
+        let mut slots = Vec::with_capacity(wanted.len());
+        let mut arena: Vec<(usize, usize, BufferId, Mode)> = Vec::new();
+        wanted.retain(|&(id, mode)| {
+            let buffer = graph.buffer(id);
+            match buffer.class {
+                Class::Weight(_) => false,
+                Class::Transient => {
+                    if let Some(start) = plan.offsets[id.0 as usize] {
+                        arena.push((start, buffer.bytes, id, mode));
+                    }
+                    plan.offsets[id.0 as usize].is_none()
+                }
+                _ => true,
+            }
+        });
+        if let Some((id, _)) = wanted.iter().find(|(id, _)| graph.buffer(*id).class == Class::Transient) {
+            return Err(OperandError::Unplanned { op, buffer: graph.buffer(*id).name.clone() });
+        }
+        split_arena(&mut memory.arena, arena, &mut slots)
+            .map_err(|id| OperandError::Overlap { op, buffer: graph.buffer(id).name.clone() })?;
+        let mut take = |all: &mut dyn Iterator<Item = (BufferId, &'a mut Bytes)>| {
+            for (id, bytes) in all {
+                if let Some(&(_, mode)) = wanted.iter().find(|(w, _)| *w == id) {
+                    slots.push((id, slot(bytes, mode)));
+                }
+            }
+        };
+        let of = |class: Class| {
+            let at = graph.buffers.iter().position(|b| b.class == class);
+            BufferId(at.and_then(|i| u32::try_from(i).ok()).unwrap_or(u32::MAX))
+        };
+        take(&mut (0u32..).zip(&mut memory.host).map(|(i, b)| (BufferId(i), b)));
+        take(&mut (0u32..).zip(&mut resident.pools).map(|(i, b)| (of(Class::Pool(super::PoolId(i))), b)));
+        take(&mut (0u32..).zip(&mut resident.states).map(|(i, b)| (of(Class::State(super::StateId(i))), b)));
+        Ok(Self { op, slots })
+    }
+
+    /// A declared read, as elements. May be asked for more than once.
+    ///
+    /// # Errors
+    /// [`OperandError::Undeclared`].
+    pub fn read<E: Pod>(&self, value: &Value) -> Result<&'a [E], OperandError> {
+        Ok(bytemuck::cast_slice(&self.bytes(value.buffer)?[..value.bytes()]))
+    }
+
+    /// A declared read of a whole buffer (a pool).
+    ///
+    /// # Errors
+    /// [`OperandError::Undeclared`].
+    pub fn bytes(&self, buffer: BufferId) -> Result<&'a [u8], OperandError> {
+        self.slots
+            .iter()
+            .find_map(|(id, slot)| match slot {
+                Slot::Read(bytes) if *id == buffer => Some(*bytes),
+                _ => None,
+            })
+            .ok_or(OperandError::Undeclared { op: self.op, buffer: buffer.0 })
+    }
+
+    /// A declared write, as elements; taken once.
+    ///
+    /// # Errors
+    /// [`OperandError::Undeclared`].
+    pub fn write<E: Pod>(&mut self, value: &Value) -> Result<&'a mut [E], OperandError> {
+        let bytes = self.bytes_mut(value.buffer)?;
+        Ok(bytemuck::cast_slice_mut(&mut bytes[..value.bytes()]))
+    }
+
+    /// A declared write of a whole buffer (a pool or state); taken once.
+    ///
+    /// # Errors
+    /// [`OperandError::Undeclared`].
+    pub fn bytes_mut(&mut self, buffer: BufferId) -> Result<&'a mut [u8], OperandError> {
+        let at = self.slots.iter().position(|(id, slot)| *id == buffer && matches!(slot, Slot::Write(_)));
+        match at.map(|i| self.slots.swap_remove(i).1) {
+            Some(Slot::Write(bytes)) => Ok(bytes),
+            _ => Err(OperandError::Undeclared { op: self.op, buffer: buffer.0 }),
+        }
+    }
+}
+
+fn slot(bytes: &mut [u8], mode: Mode) -> Slot<'_> {
+    match mode {
+        Mode::Read => Slot::Read(bytes),
+        Mode::Write => Slot::Write(bytes),
+    }
+}
+
+/// Each buffer of a node once; written wins over read.
+fn declared(node: &Node) -> Vec<(BufferId, Mode)> {
+    let mut all: Vec<(BufferId, Mode)> = Vec::new();
+    for access in node.op.regions() {
+        match all.iter_mut().find(|(id, _)| *id == access.region.buffer) {
+            Some(known) if access.mode == Mode::Write => known.1 = Mode::Write,
+            Some(_) => {}
+            None => all.push((access.region.buffer, access.mode)),
+        }
+    }
+    all
+}
+
+/// Cuts the arena at the buffers. Reads may share bytes with reads; a write that overlaps anything is the error.
+fn split_arena<'a>(
+    arena: &'a mut [u8],
+    mut wanted: Vec<(usize, usize, BufferId, Mode)>,
+    slots: &mut Vec<(BufferId, Slot<'a>)>,
+) -> Result<(), BufferId> {
+    wanted.sort_by_key(|&(start, bytes, ..)| (start, bytes));
+    let (mut rest, mut base) = (arena, 0usize);
+    let mut i = 0;
+    while i < wanted.len() {
+        let (start, mut end) = (wanted[i].0, wanted[i].0 + wanted[i].1);
+        let mut next = i + 1;
+        while next < wanted.len() && wanted[next].0 < end {
+            end = end.max(wanted[next].0 + wanted[next].1);
+            next += 1;
+        }
+        let group = &wanted[i..next];
+        let (chunk, tail) = std::mem::take(&mut rest).split_at_mut(end - base);
+        let chunk = &mut chunk[start - base..];
+        if let [(_, _, id, mode)] = group {
+            slots.push((*id, slot(chunk, *mode)));
+        } else if let Some((_, _, id, _)) = group.iter().find(|(.., mode)| *mode == Mode::Write) {
+            return Err(*id);
+        } else {
+            let chunk: &'a [u8] = chunk;
+            slots.extend(
+                group.iter().map(|&(s, n, id, _)| (id, Slot::Read(&chunk[s - start..s - start + n]))),
+            );
+        }
+        (rest, base, i) = (tail, end, next);
+    }
+    Ok(())
+}
