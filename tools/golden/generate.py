@@ -124,13 +124,25 @@ def generator_fixture(seeds=(SEED, 0, 2**63 + 12345)):
             flat = counter.values(seed, spec.name, spec.shape, spec.mean, spec.std, spec.bf16).ravel()
             for index in sorted({0, flat.size // 2, flat.size - 1}):
                 z = int(counter.bits(seed, spec.name, index))
-                entries.append({"name": spec.name, "shape": list(spec.shape), "dtype": "BF16" if spec.bf16 else "F32",
-                                "seed": str(seed), "index": index, "z": f"{z:016x}", "value": float(flat[index])})
+                entries.append(
+                    {
+                        "name": spec.name,
+                        "shape": list(spec.shape),
+                        "dtype": "BF16" if spec.bf16 else "F32",
+                        "seed": str(seed),
+                        "index": index,
+                        "z": f"{z:016x}",
+                        "value": float(flat[index]),
+                    }
+                )
     ids = "layers.1.ffn.gate.tid2eid"
     table = layout.weights(SEED, config)[ids]
     rows = [{"name": ids, "seed": str(SEED), "row": t, "ids": table[t].tolist()} for t in (0, 1, 77, len(table) - 1)]
-    draws = [{"name": name, "seed": str(SEED), "index": i, "token": int(counter.tokens(SEED, name, i, config["vocab_size"]))}
-             for name, _ in PROMPTS.values() for i in (0, 1, 96, ATTEMPT_STRIDE + 1)]
+    draws = [
+        {"name": name, "seed": str(SEED), "index": i, "token": int(counter.tokens(SEED, name, i, config["vocab_size"]))}
+        for name, _ in PROMPTS.values()
+        for i in (0, 1, 96, ATTEMPT_STRIDE + 1)
+    ]
     return {"values": entries, "tid2eid": rows, "tokens": draws}
 
 
@@ -170,14 +182,19 @@ def main():
         }
         print(prefix, json.dumps(about[prefix]["min_gap"]), json.dumps(about[prefix]["oracle_error_against_f64"]))
     save_file(tensors, out / "tiny_a.safetensors")
-    versions = {"python": platform.python_version(), "numpy": np.__version__, "torch": torch.__version__,
-                "transformers": transformers.__version__, "safetensors": safetensors.__version__}
+    versions = {
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "safetensors": safetensors.__version__,
+    }
     summary = {
         "seed": SEED,
         "config": config,
         "min_gap_required": MIN_GAP,
         "min_gap_relative_to": "the largest magnitude among that token's visible index scores, or among its "
-                               "sqrt(softplus) scores plus bias",
+        "sqrt(softplus) scores plus bias",
         "prompts": about,
         "tap_positions": {str(k): v for k, v in TAP_POSITIONS.items()},
         "no_row": NO_ROW,

@@ -126,7 +126,11 @@ def attention(prefix, c, ratio):
 def expert(prefix, c):
     """w1 and w3 are scaled up so that the clamp acts on a share of the activations."""
     d, i = c["hidden_size"], c["moe_intermediate_size"]
-    return [matrix(f"{prefix}.w1", i, d, gain=2.0), matrix(f"{prefix}.w2", d, i), matrix(f"{prefix}.w3", i, d, gain=2.0)]
+    return [
+        matrix(f"{prefix}.w1", i, d, gain=2.0),
+        matrix(f"{prefix}.w2", d, i),
+        matrix(f"{prefix}.w3", i, d, gain=2.0),
+    ]
 
 
 def feed_forward(prefix, c, hashed):

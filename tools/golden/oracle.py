@@ -47,8 +47,10 @@ def load(seed, config=layout.CONFIG):
 
 def check_loaded(model, seed, config):
     """Places where a silent default would bend the oracle (see README.md, "The oracle, checked")."""
-    expected_types = [{0: "sliding_attention", 4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}[r]
-                      for r in config["compress_ratios"][: config["num_hidden_layers"]]]
+    expected_types = [
+        {0: "sliding_attention", 4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}[r]
+        for r in config["compress_ratios"][: config["num_hidden_layers"]]
+    ]
     assert model.config.layer_types == expected_types, model.config.layer_types
     hashed = [t == "hash_moe" for t in model.config.mlp_layer_types]
     assert hashed == [i < config["num_hash_layers"] for i in range(len(hashed))], model.config.mlp_layer_types
@@ -118,7 +120,9 @@ def gaps(taps, config, num_tokens):
         if i >= config["num_hash_layers"]:
             logits = taps.data[f"layers.{i}.gate"][0].astype(np.float64)
             bias = taps.model.model.layers[i].mlp.gate.e_score_correction_bias.double().numpy()
-            out[f"layers.{i}.experts"] = relative_gap(np.sqrt(np.logaddexp(0, logits)) + bias, config["num_experts_per_tok"])
+            out[f"layers.{i}.experts"] = relative_gap(
+                np.sqrt(np.logaddexp(0, logits)) + bias, config["num_experts_per_tok"]
+            )
         if config["compress_ratios"][i] == 4:
             scores = taps.data[f"layers.{i}.index_scores"].astype(np.float64)
             visible = (np.arange(num_tokens) + 1) // 4

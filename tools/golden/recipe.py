@@ -56,8 +56,13 @@ def prompt_cases():
 
 def parse(pieces, thinking, finish):
     """The accumulated answer to a generation that arrives in these pieces."""
-    body = {"model": MODEL, "messages": [{"role": "user", "content": "q"}], "tools": recipe_cases.TOOLS, "stream": True,
-            "thinking": {"type": "enabled" if thinking else "disabled"}}
+    body = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "q"}],
+        "tools": recipe_cases.TOOLS,
+        "stream": True,
+        "thinking": {"type": "enabled" if thinking else "disabled"},
+    }
     request = recipe.ChatCompletionRequest(body).convert(options())
     parsing = request.parsing_options
     processor = recipe.StreamProcessor(recipe.ChatCompletionRequest.chunk_generator(request, "id", MODEL), parsing)
@@ -71,9 +76,16 @@ def parse(pieces, thinking, finish):
         response.accumulate(chunk)
     choice = json.loads(response.to_json())["choices"][0]
     message = choice["message"]
-    calls = [{"name": c["function"]["name"], "arguments": c["function"]["arguments"]} for c in message.get("tool_calls") or []]
-    return {"reasoning": message.get("reasoning_content") or "", "content": message.get("content") or "",
-            "calls": calls, "finish": choice["finish_reason"]}
+    calls = [
+        {"name": c["function"]["name"], "arguments": c["function"]["arguments"]}
+        for c in message.get("tool_calls") or []
+    ]
+    return {
+        "reasoning": message.get("reasoning_content") or "",
+        "content": message.get("content") or "",
+        "calls": calls,
+        "finish": choice["finish_reason"],
+    }
 
 
 def output_case(case):

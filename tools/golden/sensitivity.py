@@ -60,7 +60,11 @@ def bent_weights(weights, mistake):
         weights = {k: np.zeros_like(v) if k.endswith("gate.bias") else v for k, v in weights.items()}
     if mistake == "overlap series swapped":
         swap = lambda v: np.roll(v, v.shape[-1] // 2, axis=-1) if v.shape[0] == 4 else np.roll(v, len(v) // 2, axis=0)
-        is_csa = lambda k: "compressor" in k and not k.endswith("norm.weight") and layout.CONFIG["compress_ratios"][int(k.split(".")[1])] == 4
+        is_csa = lambda k: (
+            "compressor" in k
+            and not k.endswith("norm.weight")
+            and layout.CONFIG["compress_ratios"][int(k.split(".")[1])] == 4
+        )
         weights = {k: swap(v) if is_csa(k) else v for k, v in weights.items()}
     if mistake == "top-k one smaller":
         config["index_topk"] -= 1
@@ -72,9 +76,19 @@ def bent_weights(weights, mistake):
 
 
 MISTAKES = [
-    "none", "no YaRN", "YaRN in every layer", "output not rotated back", "row rotated at its last token",
-    "comb transposed", "one Sinkhorn iteration fewer", "window one shorter", "top-k one smaller",
-    "overlap series swapped", "position bias ignored", "attention sinks ignored", "routing bias ignored",
+    "none",
+    "no YaRN",
+    "YaRN in every layer",
+    "output not rotated back",
+    "row rotated at its last token",
+    "comb transposed",
+    "one Sinkhorn iteration fewer",
+    "window one shorter",
+    "top-k one smaller",
+    "overlap series swapped",
+    "position bias ignored",
+    "attention sinks ignored",
+    "routing bias ignored",
     "shared expert not clamped",
 ]
 
@@ -86,7 +100,9 @@ def main():
     for mistake in MISTAKES:
         weights, config = bent_weights(base, mistake)
         error = generate.relative_error(Mistaken(weights, config, mistake).forward(ids), want)
-        print(f"{mistake:32s} max {error.max():.1e}  median {np.median(error):.1e}  positions over 1e-4: {(error > 1e-4).sum()}")
+        print(
+            f"{mistake:32s} max {error.max():.1e}  median {np.median(error):.1e}  positions over 1e-4: {(error > 1e-4).sum()}"
+        )
 
 
 if __name__ == "__main__":
