@@ -4,4 +4,5 @@ pub mod checkpoint;
 pub mod engine;
 pub mod format;
 pub mod ops;
+pub mod reference;
 pub mod step;
