@@ -66,3 +66,17 @@ fn a_large_step_takes_milliseconds() {
     println!("plan {planned:?}, proof {:?}, {proved:?}, arena {}", start.elapsed(), plan.arena_bytes);
     assert_eq!(proved.nodes, graph.nodes.len());
 }
+
+#[test]
+fn zz() {
+    for seed in 0..100 {
+        let graph = random_graph(seed, 60);
+        let plan = Plan::shared(&graph);
+        let a = largest_peak(&graph, 300, seed);
+        let b = largest_peak(&graph, 30000, seed);
+        let r = plan.arena_bytes as f64 / a as f64;
+        if r > 1.15 {
+            println!("{seed} {r:.2} {:.2} lanes {}", plan.arena_bytes as f64 / b as f64, graph.lanes.len());
+        }
+    }
+}

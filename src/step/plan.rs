@@ -103,21 +103,21 @@ fn lives(graph: &Graph) -> Vec<Life> {
 
 /// Pairs that must not share bytes. A value without a writer has no first write that could come after anything.
 fn conflicts(lives: &[Life], before: &Matrix, nodes: usize) -> Matrix {
+    let last: Vec<Vec<usize>> = lives.iter().map(|l| last_uses(&l.uses, before)).collect();
     // Bit `i` of row `v`: every use of value `i` has completed before node `v` writes.
     let mut over = Matrix::new(nodes, lives.len());
-    for life in lives {
-        for &writer in &life.writes {
-            for (i, other) in lives.iter().enumerate() {
-                if other.uses.iter().rev().all(|&u| before.get(writer, u)) {
-                    over.set(writer, i);
-                }
+    let mut writers: Vec<usize> = lives.iter().flat_map(|l| l.writes.iter().copied()).collect();
+    writers.sort_unstable();
+    writers.dedup();
+    for writer in writers {
+        for (i, last) in last.iter().enumerate() {
+            if last.iter().all(|&u| before.get(writer, u)) {
+                over.set(writer, i);
             }
         }
     }
-    let precedes = |i: usize, j: usize| {
-        lives[i].uses.is_empty()
-            || (!lives[j].writes.is_empty() && lives[j].writes.iter().all(|&w| over.get(w, i)))
-    };
+    let follows = |j: usize, i: usize| lives[j].writes.iter().all(|&w| over.get(w, i));
+    let precedes = |i: usize, j: usize| last[i].is_empty() || (!lives[j].writes.is_empty() && follows(j, i));
     let mut apart = Matrix::new(lives.len(), lives.len());
     for i in 0..lives.len() {
         for j in 0..i {
@@ -128,6 +128,12 @@ fn conflicts(lives: &[Life], before: &Matrix, nodes: usize) -> Matrix {
         }
     }
     apart
+}
+
+/// The uses that no other use is known to follow.
+fn last_uses(uses: &[usize], before: &Matrix) -> Vec<usize> {
+    let followed = |&u: &usize| uses.iter().any(|&later| before.get(later, u));
+    uses.iter().copied().filter(|u| !followed(u)).collect()
 }
 
 /// Orders of placement worth trying: by bytes, by the bytes that cannot be shared with a value, and in order of birth.

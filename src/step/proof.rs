@@ -49,20 +49,23 @@ pub fn prove(program: &Program) -> Result<Proved, Vec<Hazard>> {
     prover.finish()
 }
 
-/// A use and the node that makes it.
+/// A use and the node that makes it, with what the inner loop needs beside it.
 #[derive(Clone, Copy)]
 struct Access<'a> {
     node: usize,
+    start: usize,
+    end: usize,
     one: &'a Use,
+    writes: bool,
 }
 
-impl Access<'_> {
-    fn writes(&self) -> bool {
-        self.one.mode == Mode::Write
+impl<'a> Access<'a> {
+    fn new(node: usize, one: &'a Use) -> Self {
+        Self { node, start: one.range.start, end: one.range.end, one, writes: one.mode == Mode::Write }
     }
 
     fn overlap(&self, other: &Access<'_>) -> Range<usize> {
-        self.one.range.start.max(other.one.range.start)..self.one.range.end.min(other.one.range.end)
+        self.start.max(other.start)..self.end.min(other.end)
     }
 }
 
@@ -83,12 +86,12 @@ impl<'a> Prover<'a> {
         for a in accesses {
             self.alone(space, a);
         }
-        if !accesses.iter().any(Access::writes) {
+        if !accesses.iter().any(|a| a.writes) {
             return;
         }
         for (i, a) in accesses.iter().enumerate() {
-            for b in accesses[i + 1..].iter().take_while(|b| b.one.range.start < a.one.range.end) {
-                if (a.writes() || b.writes()) && !a.overlap(b).is_empty() {
+            for b in accesses[i + 1..].iter().take_while(|b| b.start < a.end) {
+                if (a.writes || b.writes) && !a.overlap(b).is_empty() {
                     self.pair(space, a, b);
                 }
             }
@@ -98,7 +101,7 @@ impl<'a> Prover<'a> {
     /// What can be wrong with an access by itself.
     fn alone(&mut self, space: Space, a: &Access<'a>) {
         let kind = self.program.objects[a.one.object.0 as usize].kind;
-        if a.writes() {
+        if a.writes {
             if kind == Kind::Frozen {
                 self.report(Rule::Frozen, space, a.one.range.clone(), a, None);
             }
@@ -132,7 +135,7 @@ impl<'a> Prover<'a> {
         if !forward && !backward {
             self.report(Rule::Order, space, a.overlap(b), a, Some(b));
         } else if !same {
-            match (a.writes(), b.writes(), forward) {
+            match (a.writes, b.writes, forward) {
                 (true, false, true) => self.overwritten(space, b, a),
                 (false, true, false) => self.overwritten(space, a, b),
                 _ => {}
@@ -144,7 +147,8 @@ impl<'a> Prover<'a> {
     fn overwritten(&mut self, space: Space, read: &Access<'a>, foreign: &Access<'a>) {
         let mut lost = vec![read.overlap(foreign)];
         for writer in &self.writers[read.one.object.0 as usize] {
-            if self.ordered(foreign, writer) && self.ordered(writer, read) {
+            let written = self.ordered(writer, read) || (writer.node == read.node && self.private(read));
+            if written && self.ordered(foreign, writer) {
                 subtract(&mut lost, &writer.one.range);
             }
         }
@@ -228,7 +232,7 @@ fn writers(program: &Program) -> Vec<Vec<Access<'_>>> {
     let mut writers = vec![Vec::new(); program.objects.len()];
     for (node, actor) in program.nodes.iter().enumerate() {
         for one in actor.uses.iter().filter(|u| u.mode == Mode::Write) {
-            writers[one.object.0 as usize].push(Access { node, one });
+            writers[one.object.0 as usize].push(Access::new(node, one));
         }
     }
     writers
@@ -241,11 +245,11 @@ fn by_space(program: &Program) -> BTreeMap<Space, Vec<Access<'_>>> {
             spaces
                 .entry(program.objects[one.object.0 as usize].space)
                 .or_default()
-                .push(Access { node, one });
+                .push(Access::new(node, one));
         }
     }
     for accesses in spaces.values_mut() {
-        accesses.sort_by_key(|a| a.one.range.start);
+        accesses.sort_by_key(|a| a.start);
     }
     spaces
 }
