@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use flashlane::step::{EdgeKind, Plan, Program, largest_peak, prove};
+use flashlane::step::{EdgeKind, Plan, Program, largest_clique, largest_peak, prove};
 
 use crate::random_graph::{random_graph, serial};
 
@@ -45,7 +45,8 @@ fn the_arena_is_within_three_tenths_of_the_lower_bound() {
     for seed in 0..100 {
         let graph = random_graph(seed, 60);
         let plan = Plan::shared(&graph);
-        let ratio = plan.arena_bytes as f64 / largest_peak(&graph, 300, seed) as f64;
+        let bound = largest_peak(&graph, 300, seed).max(largest_clique(&graph));
+        let ratio = plan.arena_bytes as f64 / bound as f64;
         assert!(ratio >= 1.0, "seed {seed}: an arena below its lower bound");
         worst = worst.max(ratio);
         sum += ratio;
@@ -65,18 +66,4 @@ fn a_large_step_takes_milliseconds() {
     let proved = prove(&program).unwrap();
     println!("plan {planned:?}, proof {:?}, {proved:?}, arena {}", start.elapsed(), plan.arena_bytes);
     assert_eq!(proved.nodes, graph.nodes.len());
-}
-
-#[test]
-fn zz() {
-    for seed in 0..100 {
-        let graph = random_graph(seed, 60);
-        let plan = Plan::shared(&graph);
-        let a = largest_peak(&graph, 300, seed);
-        let b = largest_peak(&graph, 30000, seed);
-        let r = plan.arena_bytes as f64 / a as f64;
-        if r > 1.15 {
-            println!("{seed} {r:.2} {:.2} lanes {}", plan.arena_bytes as f64 / b as f64, graph.lanes.len());
-        }
-    }
 }

@@ -15,7 +15,7 @@ pub use graph::{
 };
 pub use hazard::{Hazard, Party, Rule};
 pub use memory::{Bytes, Memory, OperandError, Operands, Resident};
-pub use plan::{ALIGN, Plan};
+pub use plan::{ALIGN, Plan, largest_clique};
 pub use program::{Actor, Kind, Object, ObjectId, Program, SETTLED_ROWS, Space, TAIL_ROWS, Use};
 pub use proof::{Proved, prove};
 pub use random::Random;

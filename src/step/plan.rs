@@ -43,10 +43,7 @@ impl Plan {
     pub(super) fn packed(graph: &Graph, before: &Matrix) -> Self {
         let lives = lives(graph);
         let apart = conflicts(&lives, before, graph.nodes.len());
-        let best = orders(&lives, &apart).into_iter().map(|order| place(&lives, &apart, &order));
-        let Some((arena_bytes, placed)) = best.min_by_key(|(bytes, _)| *bytes) else {
-            return Self { offsets: vec![None; graph.buffers.len()], arena_bytes: 0 };
-        };
+        let (arena_bytes, placed) = pack(&lives, &apart);
         let mut offsets = vec![None; graph.buffers.len()];
         for (life, offset) in lives.iter().zip(placed) {
             offsets[life.buffer] = Some(offset);
@@ -136,7 +133,28 @@ fn last_uses(uses: &[usize], before: &Matrix) -> Vec<usize> {
     uses.iter().copied().filter(|u| !followed(u)).collect()
 }
 
-/// Orders of placement worth trying: by bytes, by the bytes that cannot be shared with a value, and in order of birth.
+/// Repairs per order of placement.
+const REPAIRS: usize = 2;
+
+/// The best of several placements. Each starts from an order (by bytes, by the bytes that cannot be shared with a value, by
+/// birth) and is repaired by placing the values that reach the top first.
+fn pack(lives: &[Life], apart: &Matrix) -> (usize, Vec<usize>) {
+    let mut best = (usize::MAX, Vec::new());
+    for order in orders(lives, apart) {
+        for fit in [Fit::Tightest, Fit::Lowest] {
+            let mut order = order.clone();
+            for _ in 0..=REPAIRS {
+                let (arena, offsets) = place(lives, apart, &order, fit);
+                order.sort_by_key(|&i| offsets[i] + lives[i].bytes != arena);
+                if arena < best.0 {
+                    best = (arena, offsets);
+                }
+            }
+        }
+    }
+    best
+}
+
 fn orders(lives: &[Life], apart: &Matrix) -> Vec<Vec<usize>> {
     let crowd: Vec<usize> = (0..lives.len())
         .map(|i| ones(apart.row(i)).map(|j| lives[j].bytes).sum::<usize>() + lives[i].bytes)
@@ -150,8 +168,14 @@ fn orders(lives: &[Life], apart: &Matrix) -> Vec<Vec<usize>> {
     vec![sorted(&|i| (lives[i].bytes, crowd[i])), sorted(&|i| (crowd[i], lives[i].bytes)), birth]
 }
 
-/// Gives each value the tightest gap between those that it must not touch, or the end. Bytes of the arena and offsets.
-fn place(lives: &[Life], apart: &Matrix, order: &[usize]) -> (usize, Vec<usize>) {
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fit {
+    Tightest,
+    Lowest,
+}
+
+/// Gives each value a gap between those that it must not touch, or the end. Bytes of the arena and offsets.
+fn place(lives: &[Life], apart: &Matrix, order: &[usize], fit: Fit) -> (usize, Vec<usize>) {
     let mut offsets = vec![usize::MAX; lives.len()];
     let mut arena = 0;
     let mut taken: Vec<(usize, usize)> = Vec::new();
@@ -160,22 +184,40 @@ fn place(lives: &[Life], apart: &Matrix, order: &[usize]) -> (usize, Vec<usize>)
         let placed = ones(apart.row(i)).filter(|&j| offsets[j] != usize::MAX);
         taken.extend(placed.map(|j| (offsets[j], offsets[j] + lives[j].bytes)));
         taken.sort_unstable();
-        offsets[i] = tightest_gap(&taken, lives[i].bytes);
+        offsets[i] = gap(&taken, lives[i].bytes, fit);
         arena = arena.max(offsets[i] + lives[i].bytes);
     }
     (arena, offsets)
 }
 
-fn tightest_gap(taken: &[(usize, usize)], bytes: usize) -> usize {
+fn gap(taken: &[(usize, usize)], bytes: usize, fit: Fit) -> usize {
     let (mut end, mut best) = (0, None);
     for &(from, to) in taken {
         let gap = from.saturating_sub(end);
-        if gap >= bytes && best.is_none_or(|(least, _)| gap < least) {
+        if gap >= bytes && best.is_none_or(|(least, _)| fit == Fit::Tightest && gap < least) {
             best = Some((gap, end));
         }
         end = end.max(to);
     }
     best.map_or(end, |(_, offset)| offset)
+}
+
+/// The most bytes of transients found that must all lie apart, though not all of them are ever alive at once: like the
+/// largest peak, a bound below every plan.
+#[must_use]
+pub fn largest_clique(graph: &Graph) -> usize {
+    let lives = lives(graph);
+    let apart = conflicts(&lives, &completed_before(graph), graph.nodes.len());
+    let clique = |start: usize| {
+        let mut bytes = lives[start].bytes;
+        let mut left = apart.row(start).to_vec();
+        while let Some(next) = ones(&left).max_by_key(|&i| lives[i].bytes) {
+            bytes += lives[next].bytes;
+            left.iter_mut().zip(apart.row(next)).for_each(|(l, r)| *l &= r);
+        }
+        bytes
+    };
+    (0..lives.len()).map(clique).max().unwrap_or(0)
 }
 
 fn ones(row: &[u64]) -> impl Iterator<Item = usize> + '_ {
