@@ -3,5 +3,6 @@
 pub mod checkpoint;
 pub mod engine;
 pub mod format;
+pub mod model;
 pub mod ops;
 pub mod step;
