@@ -4,7 +4,6 @@ mod append;
 mod bits;
 mod builder;
 mod graph;
-mod graph;
 mod hazard;
 mod lane;
 mod memory;
