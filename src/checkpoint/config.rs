@@ -35,14 +35,14 @@ pub struct ModelConfig {
     pub n_routed_experts: usize,
     pub num_experts_per_tok: usize,
     pub moe_intermediate_size: usize,
-    pub routed_scaling_factor: f64,
+    pub routed_scaling_factor: f32,
     /// 0 is none.
-    pub swiglu_limit: f64,
+    pub swiglu_limit: f32,
     pub num_hash_layers: usize,
     pub hc_mult: usize,
     pub hc_sinkhorn_iters: usize,
-    pub hc_eps: f64,
-    pub rms_norm_eps: f64,
+    pub hc_eps: f32,
+    pub rms_norm_eps: f32,
     pub vocab_size: usize,
     pub bos_token_id: u32,
     pub eos_token_id: u32,
@@ -145,13 +145,13 @@ impl ModelConfig {
             ("scoring_func", json!("sqrtsoftplus")),
             ("topk_method", json!("noaux_tc")),
             ("norm_topk_prob", json!(true)),
-            ("routed_scaling_factor", json!(self.routed_scaling_factor)),
-            ("swiglu_limit", json!(self.swiglu_limit)),
+            ("routed_scaling_factor", decimal(self.routed_scaling_factor)),
+            ("swiglu_limit", decimal(self.swiglu_limit)),
             ("num_hash_layers", json!(self.num_hash_layers)),
             ("hc_mult", json!(self.hc_mult)),
             ("hc_sinkhorn_iters", json!(self.hc_sinkhorn_iters)),
-            ("hc_eps", json!(self.hc_eps)),
-            ("rms_norm_eps", json!(self.rms_norm_eps)),
+            ("hc_eps", decimal(self.hc_eps)),
+            ("rms_norm_eps", decimal(self.rms_norm_eps)),
             ("num_nextn_predict_layers", json!(self.num_draft_layers)),
             ("vocab_size", json!(self.vocab_size)),
             ("bos_token_id", json!(self.bos_token_id)),
@@ -199,6 +199,11 @@ impl ModelConfig {
             format!("must be of 0, 4 and 128, found {:?}", self.compress_ratios)
         })
     }
+}
+
+/// The shortest decimal that is this f32, so that a file says `1e-6`.
+fn decimal(value: f32) -> Value {
+    json!(value.to_string().parse::<f64>().unwrap_or(f64::from(value)))
 }
 
 fn ensure(ok: bool, key: &str, problem: impl FnOnce() -> String) -> Result<(), CheckpointError> {
@@ -281,13 +286,13 @@ impl Keys<'_> {
             n_routed_experts: self.dim("n_routed_experts")?,
             num_experts_per_tok: self.dim("num_experts_per_tok")?,
             moe_intermediate_size: self.dim("moe_intermediate_size")?,
-            routed_scaling_factor: self.positive("routed_scaling_factor")?,
-            swiglu_limit: self.number("swiglu_limit")?,
+            routed_scaling_factor: self.positive("routed_scaling_factor")? as f32,
+            swiglu_limit: self.number("swiglu_limit")? as f32,
             num_hash_layers: self.hash_layers()?,
             hc_mult: self.dim("hc_mult")?,
             hc_sinkhorn_iters: self.dim("hc_sinkhorn_iters")?,
-            hc_eps: self.positive("hc_eps")?,
-            rms_norm_eps: self.positive("rms_norm_eps")?,
+            hc_eps: self.positive("hc_eps")? as f32,
+            rms_norm_eps: self.positive("rms_norm_eps")? as f32,
             vocab_size: self.dim("vocab_size")?,
             bos_token_id: self.token("bos_token_id")?,
             eos_token_id: self.token("eos_token_id")?,
@@ -308,13 +313,13 @@ impl Keys<'_> {
 
     fn number(&self, key: &str) -> Result<f64, CheckpointError> {
         let value = self.get(key)?;
-        let n = value.as_f64().filter(|n| n.is_finite() && *n >= 0.0);
+        let n = value.as_f64().filter(|n| (0.0..=f64::from(f32::MAX)).contains(n));
         n.ok_or_else(|| error(key, format!("must be a number not below 0, found {value}")))
     }
 
     fn positive(&self, key: &str) -> Result<f64, CheckpointError> {
         let n = self.number(key)?;
-        ensure(n > 0.0, key, || format!("must be above 0, found {n}")).map(|()| n)
+        ensure(n as f32 > 0.0, key, || format!("must be above 0, found {n}")).map(|()| n)
     }
 
     fn token(&self, key: &str) -> Result<u32, CheckpointError> {
