@@ -7,6 +7,8 @@ mod linear;
 mod rmsnorm;
 mod topk;
 
+mod model;
+
 mod hazards;
 mod plan;
 mod proof;
