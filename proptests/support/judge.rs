@@ -35,18 +35,53 @@ impl Runs {
     /// Every executor is within `bound[i]` of the oracle's element `i`, one rounding to the value's type on top. NaN and
     /// infinities must be equal. The bound must mean something: it may not reach a tenth of the largest element.
     pub(crate) fn agree_within(&self, value: &Value, bound: &[f64]) {
-        let want = self.oracle().real(value);
+        self.agree(|found| found.real(value), bound, eps_of(value.dtype));
+    }
+
+    /// As [`agree_within`](Self::agree_within), for numbers that `read` finds, with `eps` for the rounding on top.
+    pub(crate) fn agree(&self, read: impl Fn(&Found) -> Vec<f64>, bound: &[f64], eps: f64) {
+        let want = read(self.oracle());
         assert_eq!(want.len(), bound.len());
         let finite = |all: &[f64]| all.iter().filter(|v| v.is_finite()).fold(0.0, |m: f64, v| m.max(v.abs()));
         let (largest, loosest) = (finite(&want), finite(bound));
         assert!(largest > 0.0, "the oracle's output is all zero: this case tests nothing");
         assert!(loosest < 0.1 * largest, "bound {loosest} is vacuous beside {largest}");
         for found in &self.all {
-            for (i, (&w, &f)) in want.iter().zip(&found.real(value)).enumerate() {
-                let allowed = bound[i] + eps_of(value.dtype) * (w.abs() + bound[i]);
+            for (i, (&w, &f)) in want.iter().zip(&read(found)).enumerate() {
+                let allowed = bound[i] + eps * (w.abs() + bound[i]);
                 let same = w == f || (w.is_nan() && f.is_nan()) || (w - f).abs() <= allowed;
                 assert!(same, "{}: element {i} is {f}, the oracle's {w}, allowed {allowed}", found.executor);
             }
+        }
+    }
+
+    /// Rows that were rounded to a coarse format. Where an unrounded value lies within `bound[i]` of a rounding boundary
+    /// an executor may land one `quantum[i]` away, or two if the scale of its block fell on the other side of a power of
+    /// two; that is rare, so at most one element in fifty (and two of any row) may differ at all.
+    pub(crate) fn agree_rounded(
+        &self,
+        read: impl Fn(&Found) -> Vec<f64>,
+        bound: &[f64],
+        quantum: impl Fn(usize, f64) -> f64,
+    ) {
+        let want = read(self.oracle());
+        assert_eq!(want.len(), bound.len());
+        assert!(want.iter().any(|v| *v != 0.0), "the oracle's rows are all zero: this case tests nothing");
+        for found in &self.all {
+            let got = read(found);
+            let apart: Vec<usize> = (0..want.len()).filter(|&i| want[i] != got[i]).collect();
+            for &i in &apart {
+                let allowed = bound[i] + 2.0 * quantum(i, want[i]);
+                let (w, f) = (want[i], got[i]);
+                assert!((w - f).abs() <= allowed, "{}: element {i} is {f}, the oracle's {w}", found.executor);
+            }
+            assert!(
+                apart.len() <= want.len() / 50 + 2,
+                "{}: {} of {} differ",
+                found.executor,
+                apart.len(),
+                want.len()
+            );
         }
     }
 }
