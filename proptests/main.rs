@@ -5,8 +5,11 @@
 mod support;
 
 mod embed;
+mod experts;
+mod hyper;
 mod linear;
 mod query;
 mod rmsnorm;
 mod router;
+mod sample;
 mod topk;
