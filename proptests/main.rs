@@ -4,12 +4,15 @@
 
 mod support;
 
+mod compress;
 mod embed;
 mod experts;
 mod hyper;
+mod index_store;
 mod linear;
 mod query;
 mod rmsnorm;
+mod rope_store;
 mod router;
 mod sample;
 mod topk;

@@ -2,9 +2,11 @@
 //!
 //! Bounds are of first order in eps, with constants rounded up; they hold for any order of summation.
 
+use flashlane::format::index_row::IndexFormat;
+use flashlane::format::kv_row::{KvFormat, NOPE, TILE};
 use flashlane::ops::ROPE_DIM;
 
-use super::judge::EPS;
+use super::judge::{EPS, bf16_step};
 
 /// Exact values, and how far an f32 executor may be from each of them.
 #[derive(Clone, Debug)]
@@ -71,13 +73,37 @@ fn scale(block: &[f64], limit: f64, floor: f64) -> f64 {
 }
 
 /// The distance of neighbouring e4m3 values around `value`, in a block scaled by a power of two.
-pub(crate) fn e4m3_step(block: &[f64], value: f64) -> f64 {
+fn e4m3_step(block: &[f64], value: f64) -> f64 {
     let scale = scale(block, 448.0, 1e-4);
     let exponent = if value == 0.0 { -6.0 } else { (value.abs() / scale).log2().floor().max(-6.0) };
     scale * 2f64.powf(exponent - 3.0)
 }
 
 /// The largest distance of neighbouring e2m1 values in a block: that of 4 and 6.
-pub(crate) fn e2m1_step(block: &[f64]) -> f64 {
+fn e2m1_step(block: &[f64]) -> f64 {
     2.0 * scale(block, 6.0, 6.0 * 2f64.powi(-126))
+}
+
+/// The distance of neighbours around element `i`, of `value`, in a key/value row whose unrounded numbers are `row`.
+pub(crate) fn kv_step(format: KvFormat, trained: bool, row: &[f64], i: usize, value: f64) -> f64 {
+    let coarse = trained || format == KvFormat::Fp8;
+    match format {
+        _ if coarse && i < NOPE => e4m3_step(&row[i / TILE * TILE..][..TILE], value),
+        KvFormat::F32 if !coarse => f32_step(value),
+        _ => bf16_step(value),
+    }
+}
+
+/// As [`kv_step`], in an index row.
+pub(crate) fn index_step(format: IndexFormat, row: &[f64], i: usize, value: f64) -> f64 {
+    match format {
+        IndexFormat::F32 => f32_step(value),
+        IndexFormat::Bf16 => bf16_step(value),
+        IndexFormat::Fp8 => e4m3_step(row, value),
+        IndexFormat::Fp4 => e2m1_step(&row[i / 32 * 32..][..32]),
+    }
+}
+
+fn f32_step(value: f64) -> f64 {
+    2.0 * EPS * value.abs()
 }

@@ -2,6 +2,7 @@
 
 use flashlane::ops::{BufferId, Dtype, Value};
 
+use super::bounds::Off;
 use super::run::{Found, Runs};
 
 /// Unit roundoff of f32: half the distance from 1 to the next number.
@@ -55,33 +56,33 @@ impl Runs {
         }
     }
 
-    /// Rows that were rounded to a coarse format. Where an unrounded value lies within `bound[i]` of a rounding boundary
-    /// an executor may land one `quantum[i]` away, or two if the scale of its block fell on the other side of a power of
-    /// two; that is rare, so at most one element in fifty (and two of any row) may differ at all.
+    /// Rows that were rounded to a storage format, `exact` being what they were before. The oracle lies half a step from
+    /// the exact row. Where an exact value lies within its bound of a rounding boundary an executor may land one step
+    /// away, or two if the scale of its block fell on the other side of a power of two; in coarse formats that is rare,
+    /// so at most one element in fifty (and two more) may differ at all. `step(i, value)` is the distance of neighbours.
     pub(crate) fn agree_rounded(
         &self,
         read: impl Fn(&Found) -> Vec<f64>,
-        bound: &[f64],
-        quantum: impl Fn(usize, f64) -> f64,
+        exact: &Off,
+        coarse: bool,
+        step: impl Fn(usize, f64) -> f64,
     ) {
         let want = read(self.oracle());
-        assert_eq!(want.len(), bound.len());
+        assert_eq!(want.len(), exact.bound.len());
         assert!(want.iter().any(|v| *v != 0.0), "the oracle's rows are all zero: this case tests nothing");
+        for (i, (&w, &x)) in want.iter().zip(&exact.values).enumerate() {
+            let half = 0.51 * step(i, w).max(step(i, x));
+            assert!((w - x).abs() <= half + exact.bound[i], "oracle: element {i} is {w}, exactly {x}");
+        }
         for found in &self.all {
             let got = read(found);
             let apart: Vec<usize> = (0..want.len()).filter(|&i| want[i] != got[i]).collect();
             for &i in &apart {
-                let allowed = bound[i] + 2.0 * quantum(i, want[i]);
-                let (w, f) = (want[i], got[i]);
+                let (w, f, allowed) = (want[i], got[i], exact.bound[i] + 2.0 * step(i, want[i]));
                 assert!((w - f).abs() <= allowed, "{}: element {i} is {f}, the oracle's {w}", found.executor);
             }
-            assert!(
-                apart.len() <= want.len() / 50 + 2,
-                "{}: {} of {} differ",
-                found.executor,
-                apart.len(),
-                want.len()
-            );
+            let few = !coarse || apart.len() <= want.len() / 50 + 2;
+            assert!(few, "{}: {} of {} differ", found.executor, apart.len(), want.len());
         }
     }
 }

@@ -11,11 +11,11 @@ mod judge;
 mod pages;
 mod run;
 
-pub(crate) use bounds::{Off, e2m1_step, e4m3_step, hadamard_off, norm_off, rope_off};
+pub(crate) use bounds::{Off, hadamard_off, index_step, kv_step, norm_off, rope_off};
 pub(crate) use case::{Case, Stored};
 pub(crate) use draw::{Draw, config};
-pub(crate) use judge::{EPS, bf16_step, eps_of};
-pub(crate) use pages::{Book, rope_table};
+pub(crate) use judge::{EPS, eps_of};
+pub(crate) use pages::{Book, index_bytes, index_row, kv_bytes, kv_row, rope_table};
 pub(crate) use run::{Found, Runs};
 
 pub(crate) use flashlane::ops::{Dtype, Value};
