@@ -9,8 +9,8 @@ use flashlane::ops::{
 use proptest::prelude::*;
 
 use crate::support::{
-    Book, Case, Draw, Dtype, EPS, Found, Off, Runs, Value, config, kv_bytes, kv_row, kv_step, norm_off, rope_off,
-    rope_table,
+    Book, Case, Draw, Dtype, EPS, Found, Off, Runs, Value, config, kv_bytes, kv_row, kv_step, norm_off,
+    rope_off, rope_table,
 };
 
 pub(crate) const POSITIONS: usize = 1100;
@@ -56,7 +56,10 @@ impl Setup {
             ape: draw.normals(ratio * layout.projection() / 2, 0.7),
             norm: draw.normals(layout.width, 1.0),
             state: draw.normals((requests + 2) * layout.len(), 1.0),
-            slots: draw.permutation(requests + 2)[..requests].iter().map(|&s| i32::try_from(s).unwrap()).collect(),
+            slots: draw.permutation(requests + 2)[..requests]
+                .iter()
+                .map(|&s| i32::try_from(s).unwrap())
+                .collect(),
             num_slots: requests + 2,
             row_slots: vec![-1; requests * per_request],
             book,
@@ -162,13 +165,20 @@ impl Setup {
     }
 
     /// The candidates of channel `c` of the row that `p` completes: as (weight before the exponential, value, gate).
-    fn candidates(&self, request: usize, rows: &[(usize, usize)], p: usize, c: usize) -> Vec<(f64, f64, f64)> {
+    fn candidates(
+        &self,
+        request: usize,
+        rows: &[(usize, usize)],
+        p: usize,
+        c: usize,
+    ) -> Vec<(f64, f64, f64)> {
         let (ratio, width) = (self.layout.ratio, self.layout.width);
         let here = |q: usize| rows.iter().find(|(_, at)| *at == q).map(|(t, _)| *t);
         let state = |q: usize, i: usize| f64::from(self.state[self.state_range(request, q).start + i]);
         if ratio == 4 {
             let own = p - 3;
-            let columns = (own.saturating_sub(4)..own).map(|q| (q, c)).chain((own..=p).map(|q| (q, width + c)));
+            let columns =
+                (own.saturating_sub(4)..own).map(|q| (q, c)).chain((own..=p).map(|q| (q, width + c)));
             let one = |(q, column): (usize, usize)| {
                 let (v, g) = here(q).map_or_else(
                     || (state(q, column), state(q, 2 * width + column)),
@@ -204,7 +214,9 @@ impl Setup {
                     let top = all.iter().fold(f64::NEG_INFINITY, |m, x| m.max(x.2));
                     let low = all.iter().fold(f64::INFINITY, |m, x| m.min(x.2));
                     let sum: f64 = all.iter().map(|(w, _, g)| w * (g - top).exp()).sum();
-                    let mean = |f: fn(f64) -> f64| all.iter().map(|(w, v, g)| w * (g - top).exp() * f(*v)).sum::<f64>() / sum;
+                    let mean = |f: fn(f64) -> f64| {
+                        all.iter().map(|(w, v, g)| w * (g - top).exp() * f(*v)).sum::<f64>() / sum
+                    };
                     let repeats = if ratio == 4 { 1 } else { rows.len() + 1 };
                     pooled.values[c] = mean(|v| v);
                     pooled.bound[c] = 2.0 * repeats as f64 * (top - low + 16.0) * EPS * mean(f64::abs);
@@ -317,7 +329,8 @@ fn a_token_at_a_multiple_of_128_starts_anew() {
 #[test]
 fn a_request_without_a_state_slot_leaves_no_trace() {
     for ratio in [4, 128] {
-        let mut setup = Setup::drawn(&mut Draw::new(4), layout(ratio), &[127..128, 127..128, 127..128, 127..128]);
+        let mut setup =
+            Setup::drawn(&mut Draw::new(4), layout(ratio), &[127..128, 127..128, 127..128, 127..128]);
         setup.slots[0] = -1;
         setup.slots[1] = i32::try_from(setup.num_slots).unwrap();
         setup.slots[2] = i32::MAX;
@@ -346,7 +359,11 @@ fn prefill_and_decode_are_the_same_bits() {
                 if setup.row_slots[t] >= 0 {
                     let place = places.next().unwrap().place;
                     for bytes in kv_bytes(KvFormat::Fp8, setup.book.page_rows, place) {
-                        assert_eq!(found.bytes(pool)[bytes.clone()], whole.bytes(block_pool)[bytes], "token {t}");
+                        assert_eq!(
+                            found.bytes(pool)[bytes.clone()],
+                            whole.bytes(block_pool)[bytes],
+                            "token {t}"
+                        );
                     }
                 }
             }

@@ -36,10 +36,12 @@ impl Mixing {
     /// by m eps / 2, the product by a few roundings.
     fn logit(&self, row: usize, z: &[f32]) -> (f64, f64) {
         let m = z.len();
-        let pairs = || self.mix[row * m..(row + 1) * m].iter().zip(z).map(|(f, z)| f64::from(*f) * f64::from(*z));
+        let pairs =
+            || self.mix[row * m..(row + 1) * m].iter().zip(z).map(|(f, z)| f64::from(*f) * f64::from(*z));
         let mean: f64 = z.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>() / m as f64;
         let root = (mean + f64::from(RMS_EPS)).sqrt();
-        let (value, magnitude): (f64, f64) = (pairs().sum::<f64>() / root, pairs().map(f64::abs).sum::<f64>() / root);
+        let (value, magnitude): (f64, f64) =
+            (pairs().sum::<f64>() / root, pairs().map(f64::abs).sum::<f64>() / root);
         let m = m as f64;
         (value, EPS * (m * magnitude + (m / 2.0 + 6.0) * value.abs()))
     }

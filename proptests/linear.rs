@@ -47,7 +47,8 @@ fn build(shape: &Shape, x: &[f32], weight: &[f32]) -> Built {
     let dtype = if shape.f32_out { Dtype::F32 } else { shape.dtype };
     let out = case.out("out", dtype, shape.rows * cols_out);
     let cols_in = shape.depth * shape.groups;
-    let op = Linear { x, weight, out, rows: shape.rows, cols_in, weight_rows, groups: shape.groups, epilogue };
+    let op =
+        Linear { x, weight, out, rows: shape.rows, cols_in, weight_rows, groups: shape.groups, epilogue };
     assert_eq!(op.cols_out(), cols_out);
     case.op(Op::Linear(op));
     Built { case, out }
@@ -100,15 +101,8 @@ fn bounds(shape: &Shape, x: &[f32], weight: &[f32]) -> Vec<f64> {
 #[test]
 fn two_groups_by_hand() {
     // Group 0 sees (1, 2), group 1 sees (3, 4); each has two outputs.
-    let shape = Shape {
-        rows: 1,
-        depth: 2,
-        per_group: 2,
-        groups: 2,
-        limit: None,
-        dtype: Dtype::F32,
-        f32_out: true,
-    };
+    let shape =
+        Shape { rows: 1, depth: 2, per_group: 2, groups: 2, limit: None, dtype: Dtype::F32, f32_out: true };
     let built = build(&shape, &[1.0, 2.0, 3.0, 4.0], &[1.0, 0.0, 10.0, 1.0, 0.0, 1.0, -1.0, 2.0]);
     for found in built.case.run().all {
         assert_eq!(found.real(&built.out), [1.0, 12.0, 4.0, 5.0], "{}", found.executor);

@@ -4,7 +4,9 @@ use flashlane::format::kv_row::KvFormat;
 use flashlane::ops::{HEAD_DIM, Op, PAGE_ROWS, ROPE_DIM, RopeStore};
 use proptest::prelude::*;
 
-use crate::support::{Book, Case, Draw, Dtype, Off, config, kv_bytes, kv_row, kv_step, norm_off, rope_off, rope_table};
+use crate::support::{
+    Book, Case, Draw, Dtype, Off, config, kv_bytes, kv_row, kv_step, norm_off, rope_off, rope_table,
+};
 
 const POSITIONS: usize = 300;
 const EPS: f32 = 1e-6;

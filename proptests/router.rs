@@ -79,8 +79,7 @@ fn q14_an_expert_may_repeat_in_a_hash_row() {
 fn q13_tokens_and_entries_out_of_range_route_nowhere() {
     let table = [2, 0, 3, 1];
     let token = [2, -1, i32::MAX, 1, 0];
-    let built =
-        build(&[0, 1, 2, 3, -1], &[0.25; 20], &Choice::Table { rows: &table, token: &token }, 2);
+    let built = build(&[0, 1, 2, 3, -1], &[0.25; 20], &Choice::Table { rows: &table, token: &token }, 2);
     let runs = built.case.run();
     built.judge(&runs);
     assert_eq!(runs.oracle().ints(&built.ids), [-1, -1, -1, -1, -1, -1, 1, 3, -1, -1]);

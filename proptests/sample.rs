@@ -123,7 +123,8 @@ fn filters_cut_where_their_definition_says() {
 fn draws_follow_the_probabilities() {
     // Probabilities 0.1, 0.2, 0.3, 0.4: over 4,000 seeds a frequency strays by 4 standard deviations, 0.031, at most.
     let row = Row::plain(&[0.1f32.ln(), 0.2f32.ln(), 0.3f32.ln(), 0.4f32.ln()]);
-    let rows: Vec<Row> = (0..4000).map(|i| Row { seed: i / 50, position: (i % 50) as i32, ..row.clone() }).collect();
+    let rows: Vec<Row> =
+        (0..4000).map(|i| Row { seed: i / 50, position: (i % 50) as i32, ..row.clone() }).collect();
     let tokens = run(&rows).0;
     for (id, p) in [(0, 0.1), (1, 0.2), (2, 0.3), (3, 0.4)] {
         let share = tokens.iter().filter(|&&t| t == id).count() as f64 / 4000.0;
@@ -156,7 +157,9 @@ fn margin(row: &Row) -> f64 {
         kept.push(i);
     }
     kept.retain(|&i| mass(i) >= f64::from(row.min_p));
-    margin = ids.iter().fold(margin, |m, &i| m.min((mass(i) - f64::from(row.min_p)).abs().max(f64::from(u8::from(row.min_p == 0.0)))));
+    margin = ids.iter().fold(margin, |m, &i| {
+        m.min((mass(i) - f64::from(row.min_p)).abs().max(f64::from(u8::from(row.min_p == 0.0))))
+    });
     kept.sort_unstable();
     let total: f64 = kept.iter().map(|&i| mass(i)).sum();
     let uniform = f64::from(sample_uniform(row.seed, u32::try_from(row.position).unwrap()));

@@ -49,7 +49,11 @@ pub(crate) fn rope_table(positions: usize) -> Vec<f32> {
 }
 
 /// The bytes of a key/value row within its pool.
-pub(crate) fn kv_bytes(format: KvFormat, page_rows: usize, (page, place): (usize, usize)) -> [Range<usize>; 2] {
+pub(crate) fn kv_bytes(
+    format: KvFormat,
+    page_rows: usize,
+    (page, place): (usize, usize),
+) -> [Range<usize>; 2] {
     let (data, scales) = format.row_ranges(place, page_rows);
     [data, scales].map(|r| moved(r, page * format.page_bytes(page_rows)))
 }
@@ -69,7 +73,12 @@ fn moved(range: Range<usize>, by: usize) -> Range<usize> {
 }
 
 /// A stored key/value row as numbers.
-pub(crate) fn kv_row(format: KvFormat, page_rows: usize, pool: &[u8], (page, place): (usize, usize)) -> Vec<f64> {
+pub(crate) fn kv_row(
+    format: KvFormat,
+    page_rows: usize,
+    pool: &[u8],
+    (page, place): (usize, usize),
+) -> Vec<f64> {
     let bytes = format.page_bytes(page_rows);
     let mut out = [0.0; HEAD_DIM];
     format.decode_row(&pool[page * bytes..(page + 1) * bytes], place, page_rows, &mut out);

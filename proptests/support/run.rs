@@ -89,10 +89,8 @@ impl Case {
         let [first, second] = POISONS.map(|poison| self.run_poisoned(executor, poison));
         for id in self.graph.buffer_ids() {
             let written = self.written(id);
-            let at = written
-                .iter()
-                .enumerate()
-                .position(|(i, &w)| w && first.bytes(id)[i] != second.bytes(id)[i]);
+            let at =
+                written.iter().enumerate().position(|(i, &w)| w && first.bytes(id)[i] != second.bytes(id)[i]);
             assert!(
                 at.is_none(),
                 "{}: byte {at:?} of {} depends on memory that is not an operand, or was not written",
@@ -105,9 +103,7 @@ impl Case {
 
     fn run_poisoned(&self, executor: &dyn Executor, poison: u8) -> Found {
         let (mut memory, mut resident) = self.memory(poison);
-        executor
-            .run(self, &mut memory, &mut resident)
-            .unwrap_or_else(|e| panic!("{}: {e}", executor.name()));
+        executor.run(self, &mut memory, &mut resident).unwrap_or_else(|e| panic!("{}: {e}", executor.name()));
         self.check_untouched(executor.name(), poison, &memory, &resident);
         let buffers = self
             .graph
