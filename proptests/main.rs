@@ -1,6 +1,6 @@
-//! Property tests, a module per operation. Every case runs on every executor and is judged by the oracle; the oracle is
-//! judged by cases computed by hand and by laws that it must keep. Names like `t01` are those of public bug reports about
-//! other engines, kept as inputs.
+//! Property tests, a module per operation, and one each for plan, proof and the like. Every case of an operation runs on
+//! every executor and is judged by the oracle; the oracle is judged by cases computed by hand and by laws that it must keep.
+//! Names like `t01` are those of public bug reports about other engines, kept as inputs.
 
 mod support;
 
@@ -19,3 +19,8 @@ mod rope_store;
 mod router;
 mod sample;
 mod topk;
+
+mod hazards;
+mod plan;
+mod proof;
+mod random_graph;

@@ -157,8 +157,16 @@ pub struct Output<'s> {
     _brand: Brand<'s>,
 }
 
+impl Output<'_> {
+    /// Where the value lives, for whoever runs the step.
+    #[must_use]
+    pub fn value(&self) -> Value {
+        self.value
+    }
+}
+
 /// What a channel carries, without its lifetime.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub enum Parcel {
     T(Value, usize, usize),
     Rows(BufferId),
