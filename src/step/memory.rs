@@ -151,7 +151,10 @@ impl<'a> Operands<'a> {
             let at = graph.buffers.iter().position(|b| b.class == class);
             BufferId(at.and_then(|i| u32::try_from(i).ok()).unwrap_or(u32::MAX))
         };
-        take(&mut (0u32..).zip(&mut memory.host).map(|(i, b)| (BufferId(i), b)));
+        // Pools and states have an empty entry here; theirs are below.
+        let host = |id: &BufferId| matches!(graph.buffer(*id).class, Class::Input | Class::Output);
+        let hosts = (0u32..).zip(&mut memory.host).map(|(i, b)| (BufferId(i), b));
+        take(&mut hosts.filter(|(id, _)| host(id)));
         take(&mut (0u32..).zip(&mut resident.pools).map(|(i, b)| (of(Class::Pool(super::PoolId(i))), b)));
         take(&mut (0u32..).zip(&mut resident.states).map(|(i, b)| (of(Class::State(super::StateId(i))), b)));
         Ok(Self { op, slots })
