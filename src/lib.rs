@@ -5,4 +5,5 @@ pub mod engine;
 pub mod format;
 pub mod model;
 pub mod ops;
+pub mod reference;
 pub mod step;
