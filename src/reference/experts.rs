@@ -48,8 +48,7 @@ pub(super) fn down(op: &ExpertsDown, io: &mut Io<'_, '_>) -> Result<(), ExecErro
             for slot in t * op.k..(t + 1) * op.k {
                 if let Some(e) = expert(ids[slot], op.experts) {
                     let start = (e * op.hidden + n) * op.width;
-                    sum +=
-                        dot(&h[slot * op.width..(slot + 1) * op.width], &weight[start..start + op.width]);
+                    sum += dot(&h[slot * op.width..(slot + 1) * op.width], &weight[start..start + op.width]);
                 }
             }
             y.set(t * op.hidden + n, sum + shared[t * op.hidden + n]);

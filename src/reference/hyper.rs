@@ -85,9 +85,8 @@ pub(super) fn post(op: &HyperPost, io: &mut Io<'_, '_>) -> Result<(), ExecError>
     for (t, position) in positions.iter().enumerate() {
         for k in 0..n {
             for i in 0..hidden {
-                let mixed: f64 = (0..n)
-                    .map(|j| comb[(t * n + j) * n + k] * streams[(t * n + j) * hidden + i])
-                    .sum();
+                let mixed: f64 =
+                    (0..n).map(|j| comb[(t * n + j) * n + k] * streams[(t * n + j) * hidden + i]).sum();
                 let value = post[t * n + k] * y[t * hidden + i] + mixed;
                 out.set((t * n + k) * hidden + i, if position.is_some() { value } else { 0.0 });
             }

@@ -54,13 +54,7 @@ pub(super) fn load_kv(page: &[u8], place: usize, page_rows: usize, format: KvFor
     values.iter().map(|&v| f64::from(v)).collect()
 }
 
-pub(super) fn store_index(
-    row: &[f64],
-    page: &mut [u8],
-    place: usize,
-    page_rows: usize,
-    format: IndexFormat,
-) {
+pub(super) fn store_index(row: &[f64], page: &mut [u8], place: usize, page_rows: usize, format: IndexFormat) {
     let values: [f32; index_row::DIMS] = to_f32(row);
     format.encode_row(&values, page, place, page_rows);
 }
