@@ -1,5 +1,6 @@
 #![doc = "flashlane: DeepSeek-V4-Flash on a step graph that is proved free of cross-stream hazards."]
 
+pub mod cache;
 pub mod checkpoint;
 pub mod cpu;
 pub mod engine;
