@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use super::rows::{Rows, RowsMut};
 use super::simd::Simd;
-use super::weights::{Matrix, Weights};
+use super::weights::{Numbers, Weights};
 use super::{ExecError, pages::Pages};
 use crate::ops::{BufferId, Dtype, Paged, ROPE_DIM, Tokens, Value};
 use crate::step::{Graph, Node, Operands, WeightId};
@@ -201,8 +201,8 @@ impl<'a, 'w> Context<'a, 'w> {
         self.graph.weight(value).ok_or(ExecError::MissingWeight { op: self.op, operand })
     }
 
-    fn found(&self, operand: &'static str, value: &Value) -> Result<&'w Matrix, ExecError> {
-        let found = self.weights.matrix(self.weight_id(operand, value)?);
+    fn numbers(&self, operand: &'static str, value: &Value, cols: usize) -> Result<Numbers<'w>, ExecError> {
+        let found = self.weights.numbers(self.weight_id(operand, value)?, cols);
         found.ok_or(ExecError::MissingWeight { op: self.op, operand })
     }
 
@@ -213,13 +213,14 @@ impl<'a, 'w> Context<'a, 'w> {
         value: &Value,
         rows: usize,
         cols: usize,
-    ) -> Result<&'w Matrix, ExecError> {
-        let found = self.found(operand, value)?;
-        if (found.rows(), found.cols()) == (rows, cols) {
-            return Ok(found);
+    ) -> Result<Numbers<'w>, ExecError> {
+        let numbers = self.numbers(operand, value, cols)?;
+        let (expected, found) = ((rows, cols), numbers.shape());
+        if expected == found {
+            Ok(numbers)
+        } else {
+            Err(ExecError::Shape { op: self.op, operand, expected, found })
         }
-        let found = (found.rows(), found.cols());
-        Err(ExecError::Shape { op: self.op, operand, expected: (rows, cols), found })
     }
 
     /// A small weight of `len` elements, whatever its shape.
@@ -229,7 +230,7 @@ impl<'a, 'w> Context<'a, 'w> {
         value: &Value,
         len: usize,
     ) -> Result<Cow<'w, [f32]>, ExecError> {
-        let values = self.found(operand, value)?.values(self.simd);
+        let values = self.numbers(operand, value, len)?.values(self.simd);
         self.expect(operand, len, values.len())?;
         Ok(values)
     }

@@ -11,7 +11,7 @@ use super::linear::WEIGHT_TILE;
 use super::math::{Strides, matmul, round_bf16, swiglu_row};
 use super::rows::{Rows, with_buffer, with_scratch, worth_sharing};
 use super::simd::Simd;
-use super::weights::Matrix;
+use super::weights::Numbers;
 use crate::ops::{Dtype, ExpertsDown, ExpertsUp};
 
 /// Weight rows of one task.
@@ -43,13 +43,13 @@ struct Task<'a> {
 /// Products `[slot, row]` of the matrices of `rows` rows with an input row for each slot: `sums[slot * rows + row]`.
 fn products(
     simd: Simd,
-    weight: &Matrix,
+    weight: Numbers<'_>,
     rows: usize,
     groups: &[(usize, Vec<usize>)],
     slots: usize,
     x: impl Fn(usize, &mut [f32]) + Sync,
 ) -> Vec<f32> {
-    let depth = weight.cols();
+    let depth = weight.shape().1;
     let tasks: Vec<Task<'_>> = groups
         .iter()
         .flat_map(|(expert, slots)| {
@@ -84,8 +84,8 @@ fn products(
     sums
 }
 
-fn task_products(simd: Simd, weight: &Matrix, rows: usize, task: &Task<'_>, x: &[f32], out: &mut [f32]) {
-    let (depth, count) = (weight.cols(), task.slots.len());
+fn task_products(simd: Simd, weight: Numbers<'_>, rows: usize, task: &Task<'_>, x: &[f32], out: &mut [f32]) {
+    let (depth, count) = (weight.shape().1, task.slots.len());
     let to = Strides { w: 1, x: task.rows.len() };
     with_buffer(|buffer| {
         for first in task.rows.clone().step_by(WEIGHT_TILE) {

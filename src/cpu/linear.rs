@@ -8,7 +8,7 @@ use super::context::Context;
 use super::math::{Strides, matmul, round_bf16, swiglu_row};
 use super::rows::{RowsMut, for_chunks, with_buffer, with_scratch};
 use super::simd::Simd;
-use super::weights::Matrix;
+use super::weights::Numbers;
 use crate::ops::{Dtype, Epilogue, Linear};
 
 /// Weight rows that are decoded together.
@@ -21,7 +21,7 @@ const ROW_TILE: usize = 64;
 /// The operation with its weight at hand.
 struct Job<'a> {
     op: &'a Linear,
-    weight: &'a Matrix,
+    weight: Numbers<'a>,
     x: &'a [f32],
     /// Columns of a group of the input, and rows of a group of the weight.
     depth: usize,

@@ -30,9 +30,9 @@ pub mod serial;
 pub mod simd;
 
 mod topk;
-pub mod weights;
+mod weights;
 
-pub use weights::{Matrix, Part, Storage, WeightError, Weights};
+pub use weights::Weights;
 
 use context::Context;
 

@@ -1,214 +1,23 @@
-//! Weights by id, packed as they are stored and decoded a few rows at a time.
+//! Weights by id, packed as the checkpoint stores them and decoded a few rows at a time.
 //!
-//! A weight is a stack of matrices of one width: `[wkv; wgate]`, or w1 and w3 of every expert. Each keeps its own format and
-//! scales. Nothing is decoded for good: the decoded rows of a tile are used for all rows of activations and forgotten.
+//! Nothing packed is decoded for good: the decoded rows of a tile serve all rows of activations and are then forgotten. Where
+//! the bytes lie (a memory map, the binary itself) is the checkpoint's business.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 use super::simd::{Simd, kernel};
-use crate::format::fp8_block::{self, BlockScales};
-use crate::format::{bf16, mxfp4, nvfp4};
+use crate::checkpoint::Matrix;
+use crate::model::Loaded;
 use crate::step::WeightId;
-
-/// Elements of a matrix, row-major.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Storage {
-    F32(Vec<f32>),
-    /// Little-endian pairs of bytes.
-    Bf16(Vec<u8>),
-    /// e4m3 codes with ue8m0 scales per 128 x 128 block.
-    Fp8 {
-        codes: Vec<u8>,
-        scales: Vec<u8>,
-    },
-    /// e4m3 codes with f32 scales (little-endian bytes) per 128 x 128 block.
-    Fp8F32 {
-        codes: Vec<u8>,
-        scales: Vec<u8>,
-    },
-    NvFp4 {
-        codes: Vec<u8>,
-        scales: Vec<u8>,
-        scale2: f32,
-    },
-    MxFp4 {
-        codes: Vec<u8>,
-        scales: Vec<u8>,
-    },
-}
-
-/// One matrix of a stack.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Part {
-    rows: usize,
-    cols: usize,
-    storage: Storage,
-}
-
-/// A weight whose bytes do not fit its shape.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum WeightError {
-    #[error("a weight of {rows} x {cols} in {format} must have {expected} bytes of {what}, found {found}")]
-    Length {
-        rows: usize,
-        cols: usize,
-        format: &'static str,
-        what: &'static str,
-        expected: usize,
-        found: usize,
-    },
-    #[error("a row of {format} must be a multiple of {block} wide, found {found}")]
-    Block { format: &'static str, block: usize, found: usize },
-    #[error("the matrices of a stack must have the same width, found {expected} and {found}")]
-    Width { expected: usize, found: usize },
-}
-
-impl Part {
-    /// Checks that the bytes make `rows x cols` elements.
-    ///
-    /// # Errors
-    /// [`WeightError`].
-    pub fn new(rows: usize, cols: usize, storage: Storage) -> Result<Self, WeightError> {
-        let blocks = rows.div_ceil(fp8_block::BLOCK) * cols.div_ceil(fp8_block::BLOCK);
-        let n = rows * cols;
-        let (format, block, wanted): (_, _, [usize; 2]) = match &storage {
-            Storage::F32(_) => ("f32", 1, [4 * n, 0]),
-            Storage::Bf16(_) => ("bf16", 1, [2 * n, 0]),
-            Storage::Fp8 { .. } => ("FP8", 1, [n, blocks]),
-            Storage::Fp8F32 { .. } => ("FP8", 1, [n, 4 * blocks]),
-            Storage::NvFp4 { .. } => ("NVFP4", nvfp4::BLOCK, [n / 2, n / nvfp4::BLOCK]),
-            Storage::MxFp4 { .. } => ("MXFP4", mxfp4::BLOCK, [n / 2, n / mxfp4::BLOCK]),
-        };
-        if !cols.is_multiple_of(block) {
-            return Err(WeightError::Block { format, block, found: cols });
-        }
-        let found = match &storage {
-            Storage::F32(values) => [4 * values.len(), 0],
-            Storage::Bf16(bytes) => [bytes.len(), 0],
-            Storage::Fp8 { codes, scales }
-            | Storage::Fp8F32 { codes, scales }
-            | Storage::MxFp4 { codes, scales }
-            | Storage::NvFp4 { codes, scales, .. } => [codes.len(), scales.len()],
-        };
-        for (what, (expected, found)) in ["elements", "scales"].into_iter().zip(wanted.into_iter().zip(found))
-        {
-            if expected != found {
-                return Err(WeightError::Length { rows, cols, format, what, expected, found });
-            }
-        }
-        Ok(Self { rows, cols, storage })
-    }
-}
-
-kernel! {
-    fn decode_part<'a>(_lanes; part: &'a Part, first: usize, out: &'a mut [f32]) -> () {
-        let cols = part.cols;
-        for (r, out) in (first..).zip(out.chunks_exact_mut(cols)) {
-            let bytes = |of: usize| r * of..(r + 1) * of;
-            match &part.storage {
-                Storage::F32(values) => out.copy_from_slice(&values[bytes(cols)]),
-                Storage::Bf16(all) => bf16::decode_into(&all[bytes(2 * cols)], out),
-                Storage::Fp8 { codes, scales } => {
-                    let (n, at) = (cols.div_ceil(fp8_block::BLOCK), r / fp8_block::BLOCK);
-                    fp8_block::decode_row(&codes[bytes(cols)], BlockScales::Ue8m0(&scales[at * n..(at + 1) * n]), out);
-                }
-                Storage::Fp8F32 { codes, scales } => {
-                    let (n, at) = (4 * cols.div_ceil(fp8_block::BLOCK), r / fp8_block::BLOCK);
-                    fp8_block::decode_row(&codes[bytes(cols)], BlockScales::F32(&scales[at * n..(at + 1) * n]), out);
-                }
-                Storage::NvFp4 { codes, scales, scale2 } => {
-                    nvfp4::decode_into(&codes[bytes(cols / 2)], &scales[bytes(cols / nvfp4::BLOCK)], *scale2, out);
-                }
-                Storage::MxFp4 { codes, scales } => {
-                    mxfp4::decode_into(&codes[bytes(cols / 2)], &scales[bytes(cols / mxfp4::BLOCK)], out);
-                }
-            }
-        }
-    }
-}
-
-/// Matrices of one width, stacked by rows.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Matrix {
-    parts: Vec<Part>,
-    /// First row of each part, and at the end the number of rows.
-    starts: Vec<usize>,
-    cols: usize,
-}
-
-impl Matrix {
-    /// # Errors
-    /// [`WeightError::Width`].
-    pub fn stack(parts: Vec<Part>) -> Result<Self, WeightError> {
-        let cols = parts.first().map_or(0, |p| p.cols);
-        if let Some(other) = parts.iter().find(|p| p.cols != cols) {
-            return Err(WeightError::Width { expected: cols, found: other.cols });
-        }
-        let mut starts = vec![0];
-        for part in &parts {
-            starts.push(starts[starts.len() - 1] + part.rows);
-        }
-        Ok(Self { parts, starts, cols })
-    }
-
-    #[must_use]
-    pub fn rows(&self) -> usize {
-        self.starts[self.parts.len()]
-    }
-
-    #[must_use]
-    pub fn cols(&self) -> usize {
-        self.cols
-    }
-
-    /// The rows as f32: borrowed where they are stored so, else decoded into `buffer`.
-    pub(super) fn decode<'a>(
-        &'a self,
-        simd: Simd,
-        rows: Range<usize>,
-        buffer: &'a mut Vec<f32>,
-    ) -> &'a [f32] {
-        let part = self.starts.partition_point(|&s| s <= rows.start).saturating_sub(1);
-        if let Some(Part { storage: Storage::F32(values), rows: n, .. }) = self.parts.get(part) {
-            let start = self.starts[part];
-            if rows.end <= start + n {
-                return &values[(rows.start - start) * self.cols..(rows.end - start) * self.cols];
-            }
-        }
-        let len = rows.len() * self.cols;
-        if buffer.len() < len {
-            buffer.resize(len, 0.0);
-        }
-        let (mut at, mut out) = (rows.start, &mut buffer[..len]);
-        for (part, ends) in self.parts.iter().zip(self.starts.windows(2)).skip(part) {
-            let count = ends[1].min(rows.end).saturating_sub(at);
-            if count == 0 {
-                continue;
-            }
-            let (here, rest) = out.split_at_mut(count * self.cols);
-            decode_part(simd, part, at - ends[0], here);
-            (at, out) = (at + count, rest);
-        }
-        &buffer[..len]
-    }
-
-    /// All elements as f32, for small weights.
-    pub(super) fn values(&self, simd: Simd) -> Cow<'_, [f32]> {
-        if let [Part { storage: Storage::F32(values), .. }] = &self.parts[..] {
-            return Cow::Borrowed(values);
-        }
-        let mut all = Vec::new();
-        self.decode(simd, 0..self.rows(), &mut all);
-        Cow::Owned(all)
-    }
-}
 
 #[derive(Clone, Debug)]
 enum Entry {
-    Matrix(Matrix),
-    Table(Vec<i32>),
+    Packed(Matrix),
+    Floats(Arc<[f32]>),
+    Table(Arc<[i32]>),
 }
 
 /// Every weight of a model or a test.
@@ -221,6 +30,21 @@ pub struct Weights {
 impl Default for Weights {
     fn default() -> Self {
         Self::new()
+    }
+}
+
+impl FromIterator<(WeightId, Loaded)> for Weights {
+    /// The weights of a model, for the widest instructions of this processor.
+    fn from_iter<I: IntoIterator<Item = (WeightId, Loaded)>>(loaded: I) -> Self {
+        let mut weights = Self::new();
+        for (id, loaded) in loaded {
+            match loaded {
+                Loaded::Matrix(matrix) => weights.insert(id, matrix),
+                Loaded::Floats(values) => weights.insert_f32(id, values),
+                Loaded::Table(table) => weights.insert_table(id, table.ids),
+            }
+        }
+        weights
     }
 }
 
@@ -237,37 +61,30 @@ impl Weights {
         Self { all: HashMap::new(), simd }
     }
 
+    /// A matrix in any storage format.
     pub fn insert(&mut self, id: WeightId, matrix: Matrix) {
-        self.all.insert(id, Entry::Matrix(matrix));
+        self.all.insert(id, Entry::Packed(matrix));
     }
 
     /// Numbers, row-major.
-    ///
-    /// # Errors
-    /// [`WeightError::Length`] if they are not `rows x cols`.
-    pub fn insert_f32(
-        &mut self,
-        id: WeightId,
-        rows: usize,
-        cols: usize,
-        values: Vec<f32>,
-    ) -> Result<(), WeightError> {
-        self.insert(id, Matrix::stack(vec![Part::new(rows, cols, Storage::F32(values))?])?);
-        Ok(())
+    pub fn insert_f32(&mut self, id: WeightId, values: impl Into<Arc<[f32]>>) {
+        self.all.insert(id, Entry::Floats(values.into()));
     }
 
     /// Integers, row-major: the expert table of a hash layer.
-    pub fn insert_table(&mut self, id: WeightId, values: Vec<i32>) {
-        self.all.insert(id, Entry::Table(values));
+    pub fn insert_table(&mut self, id: WeightId, values: impl Into<Arc<[i32]>>) {
+        self.all.insert(id, Entry::Table(values.into()));
     }
 
     pub(super) fn simd(&self) -> Simd {
         self.simd
     }
 
-    pub(super) fn matrix(&self, id: WeightId) -> Option<&Matrix> {
+    /// A weight with `cols` columns; `None` if there is none of numbers.
+    pub(super) fn numbers(&self, id: WeightId, cols: usize) -> Option<Numbers<'_>> {
         match self.all.get(&id)? {
-            Entry::Matrix(matrix) => Some(matrix),
+            Entry::Packed(matrix) => Some(Numbers::Packed(matrix)),
+            Entry::Floats(values) => Some(Numbers::Floats { values, cols }),
             Entry::Table(_) => None,
         }
     }
@@ -275,7 +92,64 @@ impl Weights {
     pub(super) fn table(&self, id: WeightId) -> Option<&[i32]> {
         match self.all.get(&id)? {
             Entry::Table(values) => Some(values),
-            Entry::Matrix(_) => None,
+            Entry::Packed(_) | Entry::Floats(_) => None,
         }
+    }
+}
+
+/// The rows of a weight.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Numbers<'a> {
+    Packed(&'a Matrix),
+    /// Has no shape of its own: the operation says how many columns.
+    Floats {
+        values: &'a [f32],
+        cols: usize,
+    },
+}
+
+impl<'a> Numbers<'a> {
+    /// Rows and columns.
+    pub(super) fn shape(self) -> (usize, usize) {
+        match self {
+            Self::Packed(matrix) => (matrix.rows, matrix.cols),
+            Self::Floats { values, cols } => (values.len() / cols.max(1), cols),
+        }
+    }
+
+    /// Rows as f32: borrowed where they are stored so, else decoded into `buffer`.
+    pub(super) fn decode<'b>(self, simd: Simd, rows: Range<usize>, buffer: &'b mut Vec<f32>) -> &'b [f32]
+    where
+        'a: 'b,
+    {
+        match self {
+            Self::Floats { values, cols } => &values[rows.start * cols..rows.end * cols],
+            Self::Packed(matrix) => {
+                let len = rows.len() * matrix.cols;
+                if buffer.len() < len {
+                    buffer.resize(len, 0.0);
+                }
+                decode_rows(simd, matrix, rows, &mut buffer[..len]);
+                &buffer[..len]
+            }
+        }
+    }
+
+    /// All elements, for small weights.
+    pub(super) fn values(self, simd: Simd) -> Cow<'a, [f32]> {
+        match self {
+            Self::Floats { values, .. } => Cow::Borrowed(values),
+            Self::Packed(matrix) => {
+                let mut all = vec![0.0; matrix.rows * matrix.cols];
+                decode_rows(simd, matrix, 0..matrix.rows, &mut all);
+                Cow::Owned(all)
+            }
+        }
+    }
+}
+
+kernel! {
+    fn decode_rows<'a>(_lanes; matrix: &'a Matrix, rows: Range<usize>, out: &'a mut [f32]) -> () {
+        matrix.decode_rows(rows, out);
     }
 }

@@ -217,7 +217,8 @@ fn pick<'a>(
     let (mut rest, mut base) = (all, 0);
     for (index, id, mode) in wanted {
         let Some(skip) = (index as usize).checked_sub(base) else { continue };
-        let Some((bytes, tail)) = std::mem::take(&mut rest).get_mut(skip..).and_then(<[Bytes]>::split_first_mut)
+        let Some((bytes, tail)) =
+            std::mem::take(&mut rest).get_mut(skip..).and_then(<[Bytes]>::split_first_mut)
         else {
             return;
         };
