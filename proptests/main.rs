@@ -20,6 +20,7 @@ mod router;
 mod sample;
 mod topk;
 
+mod engine;
 mod model;
 
 mod hazards;

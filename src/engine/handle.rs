@@ -48,6 +48,18 @@ impl EngineConfig {
         }
     }
 
+    /// # Errors
+    /// [`StartError::Zero`] for a size that leaves nothing to run.
+    pub fn check(&self) -> Result<(), StartError> {
+        let sizes = [
+            ("max_model_len", self.max_model_len),
+            ("max_num_seqs", self.max_num_seqs),
+            ("num_pages", self.num_blocks.unwrap_or(1)),
+        ];
+        let zero = sizes.into_iter().find(|(_, size)| *size == 0);
+        zero.map_or(Ok(()), |(what, _)| Err(StartError::Zero(what)))
+    }
+
     /// Builds, plans and proves every step: the decode buckets ascending, then prefill.
     ///
     /// # Errors
@@ -100,14 +112,7 @@ impl Engine {
         layout: CacheLayout,
         device: Box<dyn Device>,
     ) -> Result<Self, StartError> {
-        let sizes = [
-            ("max_model_len", config.max_model_len),
-            ("max_num_seqs", config.max_num_seqs),
-            ("num_pages", config.num_blocks.unwrap_or(1)),
-        ];
-        if let Some((what, _)) = sizes.iter().find(|(_, size)| *size == 0) {
-            return Err(StartError::Zero(what));
-        }
+        config.check()?;
         let scheduler = Scheduler::new(device, layout, config.max_num_seqs, config.max_model_len);
         let shared = Arc::new(Shared { stats: Mutex::new(scheduler.stats()), ..Shared::default() });
         let (submit, requests) = channel();
