@@ -22,7 +22,15 @@ fn model() -> Checkpoint {
 
 fn config(numerics: Numerics, max_num_seqs: usize) -> EngineConfig {
     let vocab = synthetic::tiny_config().vocab_size;
-    EngineConfig { max_model_len: 768, max_num_seqs, max_num_queued: 64, num_blocks: None, numerics, vocab }
+    EngineConfig {
+        max_model_len: 768,
+        max_num_seqs,
+        max_num_queued: 64,
+        num_blocks: None,
+        numerics,
+        vocab,
+        threads: None,
+    }
 }
 
 fn engine(numerics: Numerics, max_num_seqs: usize) -> Engine {
@@ -53,7 +61,11 @@ fn collect(mut handle: RequestHandle) -> (Vec<u32>, Event) {
 }
 
 fn alone(numerics: Numerics) -> Vec<Vec<u32>> {
-    let engine = engine(numerics, 1);
+    alone_on(numerics, None)
+}
+
+fn alone_on(numerics: Numerics, threads: Option<usize>) -> Vec<Vec<u32>> {
+    let engine = Engine::on_cpu(&model(), EngineConfig { threads, ..config(numerics, 1) }).unwrap();
     let one = |(seed, prompt): (u64, usize)| collect(engine.submit(request(seed, prompt, 9)).unwrap()).0;
     (0u64..).zip(PROMPTS).map(one).collect()
 }
@@ -91,9 +103,9 @@ fn tokens_are_the_same_alone_and_in_company() {
 
 #[test]
 fn one_thread_and_two_give_the_same_tokens() {
-    let pool = |threads| rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-    let run = |threads| pool(threads).install(|| alone(SERVED));
-    assert_eq!(run(1), run(2));
+    let one = alone_on(SERVED, Some(1));
+    assert_eq!(one, alone_on(SERVED, Some(2)));
+    assert_eq!(one, alone_on(SERVED, Some(5)));
 }
 
 #[test]

@@ -29,6 +29,8 @@ pub struct EngineConfig {
     pub num_blocks: Option<usize>,
     pub numerics: Numerics,
     pub vocab: usize,
+    /// Threads of the CPU path; `None`: one per core. Changes no bit of any token.
+    pub threads: Option<usize>,
 }
 
 impl EngineConfig {
@@ -79,6 +81,8 @@ pub enum StartError {
     Zero(&'static str),
     #[error("the engine thread could not be started: {0}")]
     Thread(#[from] std::io::Error),
+    #[error("the worker threads could not be started: {0}")]
+    Workers(#[from] rayon::ThreadPoolBuildError),
 }
 
 /// State shared between callers and the engine thread.
@@ -116,9 +120,10 @@ impl Engine {
         let scheduler = Scheduler::new(device, layout, config.max_num_seqs, config.max_model_len);
         let shared = Arc::new(Shared { stats: Mutex::new(scheduler.stats()), ..Shared::default() });
         let (submit, requests) = channel();
+        let workers = rayon::ThreadPoolBuilder::new().num_threads(config.threads.unwrap_or(0)).build()?;
         let thread = std::thread::Builder::new().name("engine".to_owned()).spawn({
             let shared = Arc::clone(&shared);
-            move || serve(scheduler, &requests, &shared)
+            move || workers.install(|| serve(scheduler, requests, &shared))
         })?;
         Ok(Self { config, shared, submit: Mutex::new(Some(submit)), thread: Some(thread) })
     }
@@ -239,8 +244,8 @@ impl Drop for Engine {
 }
 
 /// The engine thread: rounds while there is work, sleep while there is none, until the last handle is gone.
-fn serve(mut scheduler: Scheduler, requests: &Receiver<Waiting>, shared: &Shared) {
-    let result = catch_unwind(AssertUnwindSafe(|| rounds(&mut scheduler, requests, shared)));
+fn serve(mut scheduler: Scheduler, requests: Receiver<Waiting>, shared: &Shared) {
+    let result = catch_unwind(AssertUnwindSafe(|| rounds(&mut scheduler, &requests, shared)));
     let why = match result {
         Ok(Ok(())) => "it was shut down".to_owned(),
         Ok(Err(why)) => why,
