@@ -11,6 +11,7 @@ mod plan;
 mod program;
 mod proof;
 mod random;
+pub mod rejected;
 mod schedule;
 
 pub use append::{
