@@ -238,7 +238,7 @@ impl<'a> Job<'a> {
         if let Some(exact) = exact_mxfp4(matrix).filter(|_| target == WeightFormat::Mxfp4) {
             return Ok(exact);
         }
-        let values = decode(matrix);
+        let values = matrix.decode();
         let (codes, scales) = match target {
             WeightFormat::Mxfp4 => mxfp4::quantize(&values)?,
             WeightFormat::Fp8Block => fp8_block::quantize(&values, matrix.cols)?,
@@ -259,8 +259,8 @@ impl<'a> Job<'a> {
             let (scale2, scales) = nvfp4::cast_scales(&codes, &mx_scales, largest)?;
             return Ok(Stored::new(WeightFormat::Nvfp4, codes, scales, scale2));
         }
-        let maxima: Vec<f32> = group.iter().map(|m| amax(&decode(m))).collect();
-        let q = nvfp4::quantize(&decode(matrix), nvfp4::scale2_for(amax(&maxima)))?;
+        let maxima: Vec<f32> = group.iter().map(|m| amax(&m.decode())).collect();
+        let q = nvfp4::quantize(&matrix.decode(), nvfp4::scale2_for(amax(&maxima)))?;
         Ok(Stored::new(WeightFormat::Nvfp4, q.codes, q.scales, q.scale2))
     }
 
@@ -380,12 +380,6 @@ fn dtype(format: WeightFormat) -> Dtype {
 fn ids(spec: &Spec, table: &IdTable) -> Blob {
     let bytes: Vec<u8> = table.ids.iter().flat_map(|id| i64::from(*id).to_le_bytes()).collect();
     Blob::new(spec.name.clone(), Dtype::I64, &spec.shape, bytes)
-}
-
-fn decode(matrix: &Matrix) -> Vec<f32> {
-    let mut values = vec![0.0; matrix.rows * matrix.cols];
-    matrix.decode_rows(0..matrix.rows, &mut values);
-    values
 }
 
 /// Codes and scales of all parts.

@@ -1,7 +1,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use super::super::Role;
 use super::super::synthetic::{self, tiny_config};
-use super::super::{ExpertWeights, Role};
 use super::*;
 
 const NVFP4_FP8: QuantizeOptions = QuantizeOptions::new(ExpertFormat::Nvfp4, DenseFormat::Fp8);
@@ -32,7 +32,7 @@ fn matrices(checkpoint: &Checkpoint) -> Vec<(&Item, &Matrix)> {
 
 fn values_equal(a: &Checkpoint, b: &Checkpoint) -> bool {
     let bits = |c: &Checkpoint| -> Vec<Vec<u32>> {
-        matrices(c).iter().map(|(_, m)| decode(m).iter().map(|v| v.to_bits()).collect()).collect()
+        matrices(c).iter().map(|(_, m)| m.decode().iter().map(|v| v.to_bits()).collect()).collect()
     };
     bits(a) == bits(b)
 }
@@ -49,7 +49,7 @@ fn each_role_gets_its_format_and_stays_close() {
             Role::HyperFunc => (WeightFormat::F32, 0.0),
             _ => (WeightFormat::Bf16, 0.0),
         };
-        let (a, b) = (decode(a), decode(b));
+        let (a, b) = (a.decode(), b.decode());
         let error: f32 = a.iter().zip(&b).map(|(a, b)| (a - b) * (a - b)).sum();
         let energy: f32 = a.iter().map(|a| a * a).sum();
         assert_eq!(
@@ -73,10 +73,15 @@ fn each_role_gets_its_format_and_stays_close() {
 fn gate_and_up_share_the_second_scale() {
     let dir = workspace();
     let quantised = convert(dir.path(), "in", "out", &NVFP4_FP8);
-    let scale2 = |m: &Matrix| m.parts[0].scale2;
-    for ExpertWeights { w1, w2, w3 } in quantised.weights.layers.iter().flat_map(|l| &l.ffn.experts) {
-        assert_eq!(scale2(w1), scale2(w3));
-        assert!(scale2(w1) != scale2(w2) && scale2(w2) > 0.0);
+    let all = matrices(&quantised);
+    let scale2 = |name: &str| all.iter().find(|(i, _)| i.spec.name == name).unwrap().1.parts[0].scale2;
+    for layer in 0..3 {
+        for expert in 0..4 {
+            let [w1, w2, w3] = ["w1", "w2", "w3"]
+                .map(|w| scale2(&format!("layers.{layer}.ffn.experts.{expert}.{w}.weight")));
+            assert_eq!(w1, w3);
+            assert!(w1 != w2 && w2 > 0.0);
+        }
     }
 }
 
