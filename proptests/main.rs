@@ -7,6 +7,7 @@ mod linear;
 mod rmsnorm;
 mod topk;
 
+mod checkpoint;
 mod hazards;
 mod plan;
 mod proof;
