@@ -5,6 +5,7 @@
 //! no `OUT`, and what it may leave has no `config.json` until its last moment. Draft and vision tensors are not carried over.
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use safetensors::tensor::{Dtype, TensorView};
@@ -421,7 +422,12 @@ fn write_shard(path: &Path, blobs: &[Blob]) -> Result<(), CheckpointError> {
         views.push((&b.name, TensorView::new(b.dtype, b.shape.clone(), &b.data).map_err(fail)?));
     }
     let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
-    safetensors::serialize_to_file(views, Some(metadata), path).map_err(fail)
+    let io = |e| CheckpointError::io(path, e);
+    // The crate writes a private temporary file and renames it; give it the mode that any other new file has.
+    let permissions = File::create(path).and_then(|f| f.metadata()).map_err(io)?.permissions();
+    safetensors::serialize_to_file(views, Some(metadata), path).map_err(fail)?;
+    std::fs::set_permissions(path, permissions).map_err(io)?;
+    File::open(path).and_then(|f| f.sync_all()).map_err(io)
 }
 
 /// Tokenizer, generation settings and whatever else lies beside the weights; files only.

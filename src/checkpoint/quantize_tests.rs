@@ -138,6 +138,8 @@ fn config_and_companions_are_written() {
     assert_eq!(quantization["weight_block_size"], json!([128, 128]));
     assert_eq!(config["expert_dtype"], "fp4");
     assert!(dir.path().join("out/tokenizer.json").exists());
+    let mode = |name: &str| std::fs::metadata(dir.path().join("out").join(name)).unwrap().permissions();
+    assert_eq!(mode("model.safetensors"), mode("config.json"));
 }
 
 #[test]

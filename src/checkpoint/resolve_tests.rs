@@ -5,11 +5,14 @@ use super::super::{Checkpoint, CheckpointError, TensorProblem, WeightFormat};
 use super::*;
 use crate::format::{e2m1, ue8m0};
 
+/// Name, type, shape and bytes.
+type Stored = (String, Dtype, Vec<usize>, Vec<u8>);
+
 /// A checkpoint that a test may spoil.
 #[derive(Clone)]
 struct Files {
     config: serde_json::Map<String, serde_json::Value>,
-    tensors: Vec<(String, Dtype, Vec<usize>, Vec<u8>)>,
+    tensors: Vec<Stored>,
 }
 
 impl Files {
@@ -26,7 +29,7 @@ impl Files {
         self.tensors.iter().position(|t| t.0 == name).unwrap()
     }
 
-    fn remove(&mut self, name: &str) -> (String, Dtype, Vec<usize>, Vec<u8>) {
+    fn remove(&mut self, name: &str) -> Stored {
         let index = self.index(name);
         self.tensors.remove(index)
     }
@@ -40,7 +43,7 @@ impl Files {
         &mut self.tensors[index].3
     }
 
-    fn file(tensors: &[(String, Dtype, Vec<usize>, Vec<u8>)]) -> Vec<u8> {
+    fn file(tensors: &[Stored]) -> Vec<u8> {
         let views = tensors
             .iter()
             .map(|t| (&t.0, safetensors::tensor::TensorView::new(t.1, t.2.clone(), &t.3).unwrap()));
