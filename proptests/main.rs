@@ -20,10 +20,10 @@ mod router;
 mod sample;
 mod topk;
 
+mod checkpoint;
 mod engine;
-mod model;
-
 mod hazards;
+mod model;
 mod plan;
 mod proof;
 mod random_graph;
