@@ -2,6 +2,7 @@
 
 pub mod cache;
 pub mod checkpoint;
+pub mod cpu;
 pub mod engine;
 pub mod format;
 pub mod model;
