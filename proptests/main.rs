@@ -23,6 +23,9 @@ mod sample;
 mod step;
 mod topk;
 
+mod engine;
+mod model;
+
 mod hazards;
 mod plan;
 mod proof;
