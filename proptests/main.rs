@@ -2,6 +2,8 @@
 //! every executor and is judged by the oracle; the oracle is judged by cases computed by hand and by laws that it must keep.
 //! Names like `t01` are those of public bug reports about other engines, kept as inputs.
 
+#![allow(clippy::unwrap_used, reason = "all of this is test code")]
+
 mod support;
 
 mod attention;
@@ -18,6 +20,7 @@ mod rmsnorm;
 mod rope_store;
 mod router;
 mod sample;
+mod step;
 mod topk;
 
 mod checkpoint;
