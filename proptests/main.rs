@@ -4,10 +4,13 @@
 
 mod support;
 
+mod attention;
 mod compress;
 mod embed;
 mod experts;
 mod hyper;
+mod index_logits;
+mod index_query;
 mod index_store;
 mod linear;
 mod query;
@@ -16,6 +19,8 @@ mod rope_store;
 mod router;
 mod sample;
 mod topk;
+
+mod model;
 
 mod hazards;
 mod plan;
