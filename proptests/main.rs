@@ -20,7 +20,6 @@ mod rmsnorm;
 mod rope_store;
 mod router;
 mod sample;
-mod step;
 mod topk;
 
 mod checkpoint;
@@ -30,3 +29,4 @@ mod model;
 mod plan;
 mod proof;
 mod random_graph;
+mod step;
