@@ -1,6 +1,7 @@
 #![doc = "flashlane: DeepSeek-V4-Flash on a step graph that is proved free of cross-stream hazards."]
 
 pub mod checkpoint;
+pub mod cpu;
 pub mod engine;
 pub mod format;
 pub mod model;

@@ -1,0 +1,3 @@
+//! The serving path without a GPU.
+
+pub mod any_order;
