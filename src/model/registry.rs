@@ -1,7 +1,7 @@
 //! Which weights the model needs: an id for each, and which checkpoint tensors it is made of. Holds no data, so a step can
 //! be built, planned and proved for a model that no machine here could load.
 
-use crate::format::rope::Rope;
+use crate::format::rope::RopeParams;
 use crate::step::{Weight, WeightId};
 
 /// Where a weight's elements come from.
@@ -14,7 +14,7 @@ pub enum Source {
     /// A table of ids, used as i32.
     Table(String),
     /// Cosines and sines by position, made by the host.
-    Rope { rope: Rope, positions: usize },
+    Rope { rope: RopeParams, positions: usize },
 }
 
 #[derive(Clone, Debug, PartialEq)]

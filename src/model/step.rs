@@ -202,3 +202,27 @@ fn open<'s>(
     };
     (Opened { token, slots, sample_rows, params, caches, experts, logits, next, status }, io)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::checkpoint::{ModelConfig, synthetic};
+    use crate::format::index_row::IndexFormat;
+    use crate::format::kv_row::KvFormat;
+    use crate::model::CacheSize;
+
+    #[test]
+    fn a_step_builds_forked_and_connected() {
+        let compress_ratios = vec![0, 4, 128, 4, 0];
+        let config = ModelConfig { num_hidden_layers: 5, compress_ratios, ..synthetic::tiny_config() };
+        let (weights, _) = ModelWeights::new(&config, 4096);
+        let numerics =
+            Numerics { activation: Dtype::F32, trained: false, kv: KvFormat::F32, index: IndexFormat::F32 };
+        let layout = CacheLayout::new(&weights, numerics, CacheSize { window_pages: 9, blocks: 9, slots: 4 });
+        for shape in [StepShape::decode(4, 4096), StepShape::prefill(4096)] {
+            let step = build_step(&weights, &layout, numerics, shape).unwrap();
+            // Window and query everywhere; compress beside them; index with its two branches; shared and routed experts.
+            assert_eq!(step.graph.lanes.len(), 1 + 5 * 2 + 1 + 2 * 4 + 5 * 2);
+        }
+    }
+}

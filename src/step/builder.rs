@@ -166,7 +166,7 @@ impl Output<'_> {
 }
 
 /// What a channel carries, without its lifetime.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub enum Parcel {
     T(Value, usize, usize),
     Rows(BufferId),
