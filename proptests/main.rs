@@ -9,6 +9,7 @@ mod topk;
 
 mod any_order;
 mod hazards;
+mod inputs;
 mod model_step;
 mod mutants;
 mod plan;

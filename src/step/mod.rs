@@ -7,11 +7,13 @@ mod graph;
 mod hazard;
 mod lane;
 mod layout;
+mod loop_proof;
 mod memory;
 mod mutants;
 mod plan;
 mod program;
 mod proof;
+mod purity;
 mod random;
 mod schedule;
 
@@ -28,10 +30,12 @@ pub use graph::{
 pub use hazard::{Hazard, Party, Rule};
 pub use lane::{Fork, Lane, Receiver, Sender};
 pub use layout::{AnyOwner, Layout, LayoutError, Owners};
+pub use loop_proof::{Drive, Replay, prove_loop, unroll};
 pub use memory::{Bytes, Memory, OperandError, Operands, Resident};
 pub use mutants::{Check, Mutant, Mutated, UnknownMutant};
 pub use plan::{ALIGN, Plan, largest_clique};
 pub use program::{Actor, Kind, Object, ObjectId, Program, SETTLED_ROWS, Space, TAIL_ROWS, Use};
 pub use proof::{Proved, prove};
+pub use purity::{Impure, fingerprint, purity};
 pub use random::Random;
 pub use schedule::{critical_path, largest_peak, random_order, width};
