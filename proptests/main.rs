@@ -8,6 +8,7 @@ mod rmsnorm;
 mod topk;
 
 mod any_order;
+mod draw;
 mod hazards;
 mod inputs;
 mod model_step;

@@ -29,7 +29,7 @@ pub(crate) fn step(config: &ModelConfig, index: IndexFormat, shape: StepShape) -
 }
 
 /// The published shape of DeepSeek-V4-Flash.
-fn flash() -> ModelConfig {
+pub(crate) fn flash() -> ModelConfig {
     let ratios = [vec![0, 0], [4, 128].repeat(20), vec![4]].concat();
     ModelConfig {
         hidden_size: 4096,

@@ -3,6 +3,7 @@
 mod append;
 mod bits;
 mod builder;
+mod draw;
 mod graph;
 mod hazard;
 mod lane;
@@ -24,6 +25,7 @@ pub use builder::{
     BuildError, Handle, Numerics, Output, Pool, PoolSpec, Root, Rows, Settled, State, StateSpec, T, Tail,
     Weight, build,
 };
+pub use draw::{dot, svg};
 pub use graph::{
     Buffer, Class, Edge, EdgeKind, Graph, Lane as LaneInfo, LaneId, Node, NodeId, PoolId, StateId, WeightId,
 };
