@@ -27,10 +27,11 @@ impl Executor for Oracle {
 
     fn run(&self, case: &Case, memory: &mut Memory, resident: &mut Resident) -> Result<(), String> {
         let mut weights = reference::Weights::new();
-        for (id, stored) in &case.weights {
-            match stored {
-                Stored::F32(data) | Stored::Bf16(data) => weights.insert_f32(*id, data),
-                Stored::Table(data) => weights.insert_table(*id, data.clone()),
+        for (id, weight) in &case.weights {
+            match (&weight.stored, weight.values()) {
+                (_, Some(values)) => weights.insert_f32(*id, &values),
+                (Stored::Table(table), None) => weights.insert_table(*id, table.clone()),
+                (other, None) => return Err(format!("{other:?} has no values")),
             }
         }
         reference::run_step(&case.graph, &case.plan, memory, resident, &weights).map_err(|e| e.to_string())

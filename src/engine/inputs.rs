@@ -9,15 +9,15 @@ use super::api::SamplingParams;
 
 /// One request's part of a step: its tokens from `start` on, and whether its last token is sampled from.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Segment<'a> {
-    pub(super) sequence: &'a Sequence,
-    pub(super) start: usize,
-    pub(super) tokens: &'a [u32],
-    pub(super) sample: Option<&'a SamplingParams>,
+pub struct Segment<'a> {
+    pub sequence: &'a Sequence,
+    pub start: usize,
+    pub tokens: &'a [u32],
+    pub sample: Option<&'a SamplingParams>,
 }
 
 /// Writes every input: segment `r` is request row `r`; rows beyond the segments are padding.
-pub(super) fn fill(step: &ModelStep, memory: &mut Memory, segments: &[Segment<'_>]) {
+pub fn fill(step: &ModelStep, memory: &mut Memory, segments: &[Segment<'_>]) {
     clear(step, memory);
     for (r, segment) in segments.iter().enumerate() {
         tokens(step, memory, r, segment);

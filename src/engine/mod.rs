@@ -8,7 +8,7 @@ pub mod api;
 mod bucket;
 mod device;
 mod handle;
-mod inputs;
+pub mod inputs;
 mod logprobs;
 mod request;
 mod scheduler;
