@@ -22,10 +22,15 @@ mod router;
 mod sample;
 mod topk;
 
+mod any_order;
 mod checkpoint;
+mod draw;
 mod engine;
 mod hazards;
+mod inputs;
 mod model;
+mod model_step;
+mod mutants;
 mod plan;
 mod proof;
 mod random_graph;
