@@ -15,12 +15,12 @@ use crate::model_step::step;
 const POSITIONS: usize = 1024;
 
 /// A request in a step: its first position and its number of tokens there; none is a padded row.
-type Segment = (usize, usize);
+pub(crate) type Segment = (usize, usize);
 
 /// Fills a step's inputs as an engine would, with pages handed out in order from 1.
-fn filled(step: &ModelStep, requests: &[Segment]) -> Memory {
+pub(crate) fn filled(step: &ModelStep, requests: &[Segment], plan: &Plan) -> Memory {
     let io = &step.io;
-    let mut memory = Memory::new(&step.graph, &Plan::unshared(&step.graph));
+    let mut memory = Memory::new(&step.graph, plan);
     for value in [&io.position, &io.state_slot, &io.sample_rows, &io.sample_position] {
         memory.host_mut::<i32>(value).fill(-1);
     }
@@ -45,6 +45,10 @@ fn filled(step: &ModelStep, requests: &[Segment]) -> Memory {
         }
     }
     memory
+}
+
+fn apart(step: &ModelStep, requests: &[Segment]) -> Memory {
+    filled(step, requests, &Plan::unshared(&step.graph))
 }
 
 fn token(step: &ModelStep, memory: &mut Memory, request: usize, row: usize, position: usize) {
@@ -91,14 +95,14 @@ fn cases() -> Vec<(ModelStep, Vec<Segment>)> {
 fn right_inputs_pass() {
     for (step, requests) in cases() {
         let layout = Layout::of(&step.graph).unwrap();
-        assert_eq!(layout.check(&filled(&step, &requests), &AnyOwner), Ok(()), "{requests:?}");
+        assert_eq!(layout.check(&apart(&step, &requests), &AnyOwner), Ok(()), "{requests:?}");
     }
 }
 
 /// A wrong edit of inputs that are right for rows at 511, 300, padding and 127; what it is refused as.
 fn refusal(edit: impl FnOnce(&ModelStep, &mut Memory)) -> LayoutError {
     let step = decode();
-    let mut memory = filled(&step, &[(511, 1), (300, 1), (0, 0), (127, 1)]);
+    let mut memory = apart(&step, &[(511, 1), (300, 1), (0, 0), (127, 1)]);
     let layout = Layout::of(&step.graph).unwrap();
     assert_eq!(layout.check(&memory, &AnyOwner), Ok(()));
     edit(&step, &mut memory);
@@ -145,7 +149,7 @@ fn positions_of_a_request_ascend_and_padding_is_last() {
     let step = prefill();
     let layout = Layout::of(&step.graph).unwrap();
     let check = |row: usize, position: i32| {
-        let mut memory = filled(&step, &[(256, 200)]);
+        let mut memory = apart(&step, &[(256, 200)]);
         memory.host_mut::<i32>(&step.io.position)[row] = position;
         layout.check(&memory, &AnyOwner).unwrap_err()
     };
@@ -171,9 +175,9 @@ impl Owners for NotTheSecond {
 fn pages_of_others_are_refused() {
     let step = decode();
     let layout = Layout::of(&step.graph).unwrap();
-    let error = layout.check(&filled(&step, &[(5, 1), (5, 1)]), &NotTheSecond).unwrap_err();
+    let error = layout.check(&apart(&step, &[(5, 1), (5, 1)]), &NotTheSecond).unwrap_err();
     assert!(matches!(error, LayoutError::NotReadable { request: 1, .. }), "{error}");
-    assert_eq!(layout.check(&filled(&step, &[(5, 1), (0, 0)]), &NotTheSecond), Ok(()));
+    assert_eq!(layout.check(&apart(&step, &[(5, 1), (0, 0)]), &NotTheSecond), Ok(()));
 }
 
 /// Inputs, and selections if a step has run.
@@ -210,7 +214,7 @@ fn declared(op: &Op, one: &Touched) -> bool {
 #[test]
 fn what_is_touched_is_inside_the_regions() {
     for (step, requests) in cases() {
-        for (op, all) in touched(&step, &filled(&step, &requests)) {
+        for (op, all) in touched(&step, &apart(&step, &requests)) {
             for one in &all {
                 assert!(declared(&op, one), "{}: {one:?}", op.name());
                 let bytes = step.graph.buffer(one.buffer).bytes;
@@ -227,7 +231,7 @@ fn settled_rows_and_written_rows_are_disjoint_in_fact() {
     for (step, requests) in cases() {
         let mut settled: BTreeMap<BufferId, Vec<std::ops::Range<usize>>> = BTreeMap::new();
         let mut written: BTreeMap<BufferId, Vec<std::ops::Range<usize>>> = BTreeMap::new();
-        for (_, all) in touched(&step, &filled(&step, &requests)) {
+        for (_, all) in touched(&step, &apart(&step, &requests)) {
             for one in all {
                 let to = match (one.rows, one.mode) {
                     (Rows::Settled, Mode::Read) => &mut settled,
@@ -253,7 +257,7 @@ fn settled_rows_and_written_rows_are_disjoint_in_fact() {
 #[test]
 fn a_token_touches_the_rows_that_its_position_says() {
     let step = decode();
-    let memory = filled(&step, &[(0, 0), (130, 1)]);
+    let memory = apart(&step, &[(0, 0), (130, 1)]);
     let all = touched(&step, &memory);
     let rows = |name: &str, rows: Rows, mode: Mode| -> usize {
         let (_, touched) = all.iter().find(|(op, _)| op.name() == name).unwrap();

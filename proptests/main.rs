@@ -22,6 +22,7 @@ mod topk;
 
 mod any_order;
 mod draw;
+mod footprint;
 mod hazards;
 mod inputs;
 mod model;
@@ -29,4 +30,6 @@ mod model_step;
 mod mutants;
 mod plan;
 mod proof;
+mod race;
 mod random_graph;
+mod world;
