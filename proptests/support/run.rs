@@ -1,5 +1,6 @@
 //! Executors, and promise 2 of every run: declared means declared.
 
+use flashlane::cpu::{self, simd::Simd};
 use flashlane::ops::{BufferId, Dtype, Value};
 use flashlane::reference;
 use flashlane::step::{Class, Memory, Resident};
@@ -15,7 +16,31 @@ pub(crate) trait Executor {
 
 /// Every executor; the oracle comes first. A new one plugs in here.
 pub(crate) fn executors() -> Vec<Box<dyn Executor>> {
-    vec![Box::new(Oracle)]
+    let mut all: Vec<Box<dyn Executor>> = vec![Box::new(Oracle)];
+    all.extend(Simd::available().into_iter().map(|simd| Box::new(Cpu(simd)) as Box<dyn Executor>));
+    all
+}
+
+/// The CPU path with one instruction set.
+struct Cpu(Simd);
+
+impl Executor for Cpu {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn run(&self, case: &Case, memory: &mut Memory, resident: &mut Resident) -> Result<(), String> {
+        let mut weights = cpu::Weights::with_simd(self.0);
+        for (id, weight) in &case.weights {
+            match (&weight.stored, weight.matrix()) {
+                (_, Some(matrix)) => weights.insert(*id, matrix),
+                (Stored::Table(table), None) => weights.insert_table(*id, table.clone()),
+                (Stored::F32(values), None) => weights.insert_f32(*id, values.clone()),
+                (other, None) => return Err(format!("{other:?} has no matrix")),
+            }
+        }
+        cpu::serial::run_step(&case.graph, &case.plan, memory, resident, &weights).map_err(|e| e.to_string())
+    }
 }
 
 struct Oracle;

@@ -85,9 +85,18 @@ impl Scheduler {
     /// The device's sentence; the engine ends with it.
     pub(super) fn round(&mut self) -> Result<(), String> {
         self.drop_abandoned();
+        self.settle();
         self.admit();
         self.prefill()?;
-        self.decode()
+        self.settle();
+        self.decode()?;
+        self.settle();
+        Ok(())
+    }
+
+    /// Every step so far has completed: nothing can still be using what was returned.
+    fn settle(&mut self) {
+        self.caches.settle(self.stats.steps);
     }
 
     pub(super) fn stats(&self) -> Stats {
@@ -245,8 +254,6 @@ impl Scheduler {
     fn run(&mut self, step: usize) -> Result<(), String> {
         self.device.run(step)?;
         self.stats.steps += 1;
-        // The step has completed: nothing can still be using what was returned before it.
-        self.caches.settle(self.stats.steps);
         Ok(())
     }
 
@@ -291,12 +298,11 @@ impl Scheduler {
         self.release(active);
     }
 
-    /// Returns a request's pages; they are free after the present step.
+    /// Returns a request's pages; they are free once the present step has settled.
     fn release(&mut self, active: Active) {
         let id = active.id;
         if let Err(error) = active.sequence.release(&mut self.caches, self.stats.steps) {
             tracing::error!(request = id, %error, "pages were not returned");
         }
-        self.caches.settle(self.stats.steps);
     }
 }

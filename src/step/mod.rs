@@ -16,6 +16,7 @@ mod program;
 mod proof;
 mod purity;
 mod random;
+pub mod rejected;
 mod schedule;
 
 pub use append::{
