@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use flashlane::cache::{Caches, Owner, Sequence};
 use flashlane::checkpoint::synthetic::tiny_config;
+use flashlane::engine::{SamplingParams, inputs as engine};
 use flashlane::format::index_row::IndexFormat;
 use flashlane::model::{ModelStep, StepShape};
 use flashlane::ops::{
@@ -10,7 +12,7 @@ use flashlane::ops::{
 };
 use flashlane::step::{AnyOwner, Class, Graph, Layout, LayoutError, Memory, Owners, Plan, Random};
 
-use crate::model_step::step;
+use crate::model_step::{SIZE, step};
 
 const POSITIONS: usize = 1024;
 
@@ -40,6 +42,7 @@ pub(crate) fn filled(step: &ModelStep, requests: &[Segment], plan: &Plan) -> Mem
         }
         memory.host_mut::<i32>(&io.state_slot)[r] = r as i32;
         memory.host_mut::<i32>(&io.sample_rows)[r] = (r * step.shape.per_request + tokens - 1) as i32;
+        memory.host_mut::<i32>(&io.sample_position)[r] = end as i32;
         for (i, position) in (start..end).enumerate() {
             token(step, &mut memory, r, r * step.shape.per_request + i, position);
         }
@@ -58,7 +61,7 @@ fn token(step: &ModelStep, memory: &mut Memory, request: usize, row: usize, posi
     memory.host_mut::<i64>(&io.window_slot)[row] = i64::from(window) * 64 + (position % PAGE_ROWS) as i64;
     let block = memory.host::<i32>(&io.block_table)[request * io.block_width + position / BLOCK_TOKENS];
     for (value, ratio) in [(&io.c4_slot, 4), (&io.c128_slot, 128)] {
-        if (position + 1) % ratio == 0 {
+        if (position + 1).is_multiple_of(ratio) {
             let rows = BLOCK_TOKENS / ratio;
             let slot = i64::from(block) * rows as i64 + (position / ratio % rows) as i64;
             memory.host_mut::<i64>(value)[row] = slot;
@@ -178,6 +181,46 @@ fn pages_of_others_are_refused() {
     let error = layout.check(&apart(&step, &[(5, 1), (5, 1)]), &NotTheSecond).unwrap_err();
     assert!(matches!(error, LayoutError::NotReadable { request: 1, .. }), "{error}");
     assert_eq!(layout.check(&apart(&step, &[(5, 1), (0, 0)]), &NotTheSecond), Ok(()));
+}
+
+/// What the cache hands out and the engine fills in passes, block after block and token after token.
+#[test]
+fn the_engines_inputs_pass() {
+    let (decode, prefill) = (decode(), prefill());
+    let layouts = [&decode, &prefill].map(|s| Layout::of(&s.graph).unwrap());
+    let mut caches = Caches::new(SIZE);
+    let mut sequences: Vec<(Sequence, usize)> = Vec::new();
+    let greedy = SamplingParams::default();
+    for (owner, prompt) in [(1, 300), (2, 130)] {
+        let mut sequence = Sequence::admit(&mut caches, Owner(owner), 700).unwrap();
+        for start in (0..prompt).step_by(BLOCK_TOKENS) {
+            let tokens = vec![1; (prompt - start).min(BLOCK_TOKENS)];
+            sequence.extend_window(&mut caches, start, start + tokens.len()).unwrap();
+            let segment =
+                engine::Segment { sequence: &sequence, start, tokens: &tokens, sample: Some(&greedy) };
+            let mut memory = apart(&prefill, &[(0, 0)]);
+            engine::fill(&prefill, &mut memory, &[segment]);
+            assert_eq!(layouts[1].check(&memory, &AnyOwner), Ok(()), "block at {start}");
+            sequence.slide(&mut caches, start + tokens.len(), 0).unwrap();
+        }
+        sequences.push((sequence, prompt));
+    }
+    for step in 0..300 {
+        for (sequence, length) in &mut sequences {
+            sequence.extend_window(&mut caches, *length, *length + 1).unwrap();
+        }
+        let segment =
+            |(sequence, start)| engine::Segment { sequence, start, tokens: &[1], sample: Some(&greedy) };
+        let segments: Vec<_> = sequences.iter().map(|(s, length)| segment((s, *length))).collect();
+        let mut memory = apart(&decode, &[(0, 0)]);
+        engine::fill(&decode, &mut memory, &segments);
+        assert_eq!(layouts[0].check(&memory, &AnyOwner), Ok(()), "step {step}");
+        for (sequence, length) in &mut sequences {
+            *length += 1;
+            sequence.slide(&mut caches, *length, step).unwrap();
+        }
+        caches.settle(step);
+    }
 }
 
 /// Inputs, and selections if a step has run.

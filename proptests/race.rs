@@ -1,13 +1,13 @@
 //! The model's step in the race simulator: the true step gives the same bytes in every order, and mutants do not.
 
-use flashlane::cpu::any_order::{AnyOrder, Order};
+use flashlane::cpu::any_order::{Order, run_step};
 use flashlane::format::index_row::IndexFormat;
 use flashlane::model::StepShape;
 use flashlane::ops::{BufferId, Dtype, Value};
-use flashlane::step::{Check, Class, Graph, Memory, Mutant, Operands, Plan, Resident};
+use flashlane::step::{Check, Class, Graph, Memory, Mutant, Plan, Resident};
 
 use crate::inputs::Segment;
-use crate::world::{Executor, Failure, World, world};
+use crate::world::{Executor, World, world};
 
 const REQUESTS: [Segment; 4] = [(511, 1), (130, 1), (0, 0), (259, 1)];
 
@@ -33,19 +33,15 @@ fn differing(
     truth: Option<&Outcome>,
 ) -> (Outcome, usize) {
     let Executor::Cpu(weights) = &world.executors[1] else { panic!("the second executor is the CPU's") };
-    let mut simulator = AnyOrder::new(graph, plan, order, 17).with_poison();
     let (mut last, mut wrong) = (None, 0);
-    for _ in 0..times {
+    for seed in 0..times as u64 {
         let mut memory = Memory::new(graph, plan);
         for id in graph.buffer_ids().filter(|id| graph.buffer(*id).class == Class::Input) {
             let value = Value { buffer: id, dtype: Dtype::U8, len: graph.buffer(id).bytes };
             memory.host_mut::<u8>(&value).copy_from_slice(world.memory.host::<u8>(&value));
         }
         let mut resident = world.resident.clone();
-        let mut run = |graph: &Graph, node: &flashlane::step::Node, operands: Operands<'_>| {
-            Ok::<(), Failure>(flashlane::cpu::run(graph, node, operands, weights)?)
-        };
-        simulator.step(&mut memory, &mut resident, &mut run).unwrap();
+        run_step(graph, plan, &mut memory, &mut resident, weights, (order, seed)).unwrap();
         let outcome = outcome(graph, &memory, &resident);
         wrong += usize::from(truth.is_some_and(|t| *t != outcome));
         last = Some(outcome);
@@ -90,4 +86,49 @@ fn order_mutants_are_silent_in_append_order_and_corrupt_in_others() {
         println!("{}: {any} of 60 in any order, {worst} of 60 in the worst", mutant.slug());
         assert!(any + worst > 0, "{mutant:?} never corrupts");
     }
+}
+
+#[test]
+fn baked_mutants_corrupt_in_any_order_once_contexts_are_longer_than_captured() {
+    let world = world(IndexFormat::Bf16, StepShape::decode(4, 1024), &REQUESTS, 1);
+    let truth = truth(&world);
+    for mutant in [Mutant::BakedLength, Mutant::BakedStride] {
+        let mutated = mutant.apply(&world.step.graph, &world.plan).unwrap();
+        let (_, wrong) = differing(&world, &mutated.graph, &mutated.plan, Order::Serial, 1, Some(&truth));
+        assert_eq!(wrong, 1, "{mutant:?}");
+    }
+    let short = [(15, 1), (0, 0), (0, 0), (0, 0)];
+    let world = self::world(IndexFormat::Bf16, StepShape::decode(4, 1024), &short, 1);
+    let mutated = Mutant::BakedLength.apply(&world.step.graph, &world.plan).unwrap();
+    let truth = self::truth(&world);
+    assert_eq!(
+        differing(&world, &mutated.graph, &mutated.plan, Order::Serial, 1, Some(&truth)).1,
+        0,
+        "captured"
+    );
+}
+
+/// The host reads the live output once the next step has run.
+#[test]
+fn a_live_output_in_a_shared_arena_is_the_next_steps() {
+    let world = world(IndexFormat::Bf16, StepShape::decode(4, 1024), &REQUESTS, 1);
+    let mutated = Mutant::SharedArena.apply(&world.step.graph, &world.plan).unwrap();
+    let graph = &mutated.graph;
+    let [output] = mutated.live[..] else { panic!("{:?}", mutated.live) };
+    let at = mutated.plan.offsets[output.0 as usize].unwrap();
+    let Executor::Cpu(weights) = &world.executors[1] else { panic!("the second executor is the CPU's") };
+    let mut memory = Memory::new(graph, &mutated.plan);
+    let mut resident = world.resident.clone();
+    let mut read = |token: i32| {
+        for id in graph.buffer_ids().filter(|id| graph.buffer(*id).class == Class::Input) {
+            let value = Value { buffer: id, dtype: Dtype::U8, len: graph.buffer(id).bytes };
+            memory.host_mut::<u8>(&value).copy_from_slice(world.memory.host::<u8>(&value));
+        }
+        memory.host_mut::<i32>(&world.step.io.token).fill(token);
+        flashlane::cpu::serial::run_step(graph, &mutated.plan, &mut memory, &mut resident, weights).unwrap();
+        memory.arena[at..at + graph.buffer(output).bytes].to_vec()
+    };
+    let first = read(3);
+    assert!(first[..4] != [0xff; 4], "a token was sampled");
+    assert!((4..40).any(|token| read(token) != first), "what was read in the same place is another step's");
 }
