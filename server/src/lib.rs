@@ -3,3 +3,7 @@
 
 pub mod chat;
 pub mod dsml;
+pub mod generation;
+pub mod http;
+mod ids;
+pub mod openai;

@@ -62,3 +62,13 @@ impl Counters {
         ]
     }
 }
+
+impl std::ops::AddAssign for Counters {
+    fn add_assign(&mut self, other: Self) {
+        self.malformed_calls += other.malformed_calls;
+        self.implicit_think_end += other.implicit_think_end;
+        self.held_flush += other.held_flush;
+        self.text_after_block += other.text_after_block;
+        self.unknown_tool += other.unknown_tool;
+    }
+}

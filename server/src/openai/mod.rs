@@ -15,4 +15,4 @@ pub use chat::ChatRequest;
 pub use completions::{CompletionRequest, PromptInput};
 pub use error::ApiError;
 pub use options::{Options, StreamOptions};
-pub use response::{ChatFormat, CompletionFormat, Format, Head, Whole};
+pub use response::{ChatFormat, CompletionFormat, Format, Head, Whole, usage_json};
