@@ -14,15 +14,8 @@ pub enum Control {
 }
 
 impl Control {
-    pub const ALL: [Self; 7] = [
-        Self::Bos,
-        Self::Eos,
-        Self::User,
-        Self::Assistant,
-        Self::ThinkStart,
-        Self::ThinkEnd,
-        Self::Dsml,
-    ];
+    pub const ALL: [Self; 7] =
+        [Self::Bos, Self::Eos, Self::User, Self::Assistant, Self::ThinkStart, Self::ThinkEnd, Self::Dsml];
 
     pub fn spelling(self) -> &'static str {
         match self {

@@ -5,9 +5,9 @@
 
 use serde_json::{Map, Value};
 
+use super::Control;
 use super::layout::Pieces;
 use super::message::{Assistant, Conversation, Effort, Message, Tool, ToolCall, ToolChoice};
-use super::Control;
 
 const MAX_EFFORT: &str = "Reasoning Effort: Absolute maximum with no shortcuts permitted.\n\
 You MUST be very thorough in your thinking and comprehensively decompose the problem to resolve the root cause, \
@@ -254,10 +254,18 @@ fn open_answer(conversation: &Conversation, last: Option<&Turn<'_>>, pieces: &mu
 fn spaced_json(value: &Value) -> String {
     struct Spaced;
     impl serde_json::ser::Formatter for Spaced {
-        fn begin_array_value<W: std::io::Write + ?Sized>(&mut self, w: &mut W, first: bool) -> std::io::Result<()> {
+        fn begin_array_value<W: std::io::Write + ?Sized>(
+            &mut self,
+            w: &mut W,
+            first: bool,
+        ) -> std::io::Result<()> {
             if first { Ok(()) } else { w.write_all(b", ") }
         }
-        fn begin_object_key<W: std::io::Write + ?Sized>(&mut self, w: &mut W, first: bool) -> std::io::Result<()> {
+        fn begin_object_key<W: std::io::Write + ?Sized>(
+            &mut self,
+            w: &mut W,
+            first: bool,
+        ) -> std::io::Result<()> {
             if first { Ok(()) } else { w.write_all(b", ") }
         }
         fn begin_object_value<W: std::io::Write + ?Sized>(&mut self, w: &mut W) -> std::io::Result<()> {

@@ -13,10 +13,16 @@ use super::{Control, Utf8Stream};
 pub enum TokenizerError {
     #[error("tokenizer.json: {0}")]
     Format(String),
-    #[error("tokenizer.json: the control token {spelling} ({control:?}) is missing; expected a DeepSeek-V4 tokenizer")]
+    #[error(
+        "tokenizer.json: the control token {spelling} ({control:?}) is missing; expected a DeepSeek-V4 tokenizer"
+    )]
     MissingControl { control: Control, spelling: &'static str },
     #[error("tokenizer.json: decoder: expected ByteLevel, found {found}")]
     NotByteLevel { found: String },
+    #[error(
+        "tokenizer.json: added token {token:?}: the file says id {expected}, its place in the vocabulary gives {found}"
+    )]
+    WrongId { token: String, expected: u64, found: u32 },
     #[error("tokenizer.json: vocabulary: token {id} ({token:?}) is not spelled in byte-level characters")]
     BadSpelling { id: u32, token: String },
 }
@@ -66,6 +72,7 @@ impl ChatTokenizer {
             file[field] = Value::Null;
         }
         let full = load(&file)?;
+        check_added_ids(&file["added_tokens"], &full)?;
         file["added_tokens"] = Value::Array(Vec::new());
         let plain = load(&file)?;
         let controls = Control::ALL
@@ -206,6 +213,22 @@ fn load(file: &Value) -> Result<Tokenizer, TokenizerError> {
 fn check_decoder(decoder: &Value) -> Result<(), TokenizerError> {
     let found = decoder["type"].as_str().unwrap_or("none");
     if found == "ByteLevel" { Ok(()) } else { Err(TokenizerError::NotByteLevel { found: found.to_owned() }) }
+}
+
+/// The library numbers added tokens itself and only logs when the file disagrees.
+fn check_added_ids(added: &Value, full: &Tokenizer) -> Result<(), TokenizerError> {
+    for entry in added.as_array().into_iter().flatten() {
+        let (Some(token), Some(expected)) = (entry["content"].as_str(), entry["id"].as_u64()) else {
+            continue;
+        };
+        match full.token_to_id(token) {
+            Some(found) if u64::from(found) != expected => {
+                return Err(TokenizerError::WrongId { token: token.to_owned(), expected, found });
+            }
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 fn entries(full: &Tokenizer) -> Result<Vec<Option<Entry>>, TokenizerError> {

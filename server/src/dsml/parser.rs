@@ -224,7 +224,8 @@ impl Parser {
         self.leading = false;
         self.counters.text_after_block += u64::from(std::mem::take(&mut self.after_block));
         match (self.place, self.out.last_mut()) {
-            (Place::Reasoning, Some(Output::Reasoning(last))) | (Place::Content, Some(Output::Content(last))) => {
+            (Place::Reasoning, Some(Output::Reasoning(last)))
+            | (Place::Content, Some(Output::Content(last))) => {
                 last.push_str(text);
             }
             (Place::Reasoning, _) => self.out.push(Output::Reasoning(text.to_owned())),

@@ -29,7 +29,8 @@ fn content_length(headers: &HeaderMap) -> Option<usize> {
 }
 
 fn check_headers(headers: &HeaderMap, limit: usize) -> Result<(), ApiError> {
-    let text = |name| headers.get(name).and_then(|v| v.to_str().ok()).unwrap_or_default().to_ascii_lowercase();
+    let text =
+        |name| headers.get(name).and_then(|v| v.to_str().ok()).unwrap_or_default().to_ascii_lowercase();
     if content_length(headers).is_some_and(|length| length > limit) {
         return Err(too_large(limit));
     }
@@ -75,5 +76,6 @@ fn parse(bytes: &[u8]) -> Result<Value, ApiError> {
     if text.trim().is_empty() {
         return Err(ApiError::invalid("the body is empty; expected a JSON object"));
     }
-    serde_json::from_str(text).map_err(|error| ApiError::invalid(format!("the body is not valid JSON: {error}")))
+    serde_json::from_str(text)
+        .map_err(|error| ApiError::invalid(format!("the body is not valid JSON: {error}")))
 }

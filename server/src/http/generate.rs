@@ -15,7 +15,8 @@ use crate::dsml::{Config, ToolSchemas};
 use crate::generation::{ChatDecoder, Decoder, Generation, TextDecoder};
 use crate::ids;
 use crate::openai::{
-    ApiError, ChatFormat, ChatRequest, CompletionFormat, CompletionRequest, Format, Head, Options, PromptInput, Whole,
+    ApiError, ChatFormat, ChatRequest, CompletionFormat, CompletionRequest, Format, Head, Options,
+    PromptInput, Whole,
 };
 
 /// A running answer. Dropping it aborts the engine's work.
@@ -50,8 +51,8 @@ pub(super) async fn chat(State(app): State<Arc<App>>, request: Request) -> Resul
         crate::chat::ToolChoice::None => ToolSchemas::default(),
         _ => ToolSchemas::new(tools.iter().map(|tool| (tool.name.as_str(), &tool.parameters))),
     };
-    let single_call = request.single_call
-        || matches!(request.conversation.tool_choice, crate::chat::ToolChoice::Named(_));
+    let single_call =
+        request.single_call || matches!(request.conversation.tool_choice, crate::chat::ToolChoice::Named(_));
     let decoder = || -> Box<dyn Decoder> {
         let config = Config { start: opening.clone(), tools: tools.clone() };
         Box::new(

@@ -15,7 +15,10 @@ pub(super) async fn models(State(app): State<Arc<App>>) -> Json<Value> {
     Json(json!({"object": "list", "data": [model_object(&app)]}))
 }
 
-pub(super) async fn model(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
+pub(super) async fn model(
+    State(app): State<Arc<App>>,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, ApiError> {
     app.check_model(&id)?;
     Ok(Json(model_object(&app)))
 }

@@ -67,7 +67,13 @@ fn text(app: &App) -> String {
     let classes: Vec<(&str, u64)> = classes.iter().map(|(label, n)| (label.as_str(), *n)).collect();
     metric(&mut out, "http_responses_total", "Responses by status class.", "counter", &classes);
     for (name, count) in app.metrics.parser.lock().unwrap_or_else(PoisonError::into_inner).named() {
-        metric(&mut out, &format!("parser_{name}_total"), "See the tool-call parser.", "counter", &[("", count)]);
+        metric(
+            &mut out,
+            &format!("parser_{name}_total"),
+            "See the tool-call parser.",
+            "counter",
+            &[("", count)],
+        );
     }
     out
 }

@@ -35,7 +35,10 @@ pub fn router(app: Arc<App>) -> Router {
 
 async fn not_found(method: Method, uri: Uri, request: Request) -> ApiError {
     let message = format!("Unknown request URL: {method} {}", uri.path());
-    unread(&request, ApiError { code: Some("unknown_url"), ..ApiError::status(StatusCode::NOT_FOUND, message) })
+    unread(
+        &request,
+        ApiError { code: Some("unknown_url"), ..ApiError::status(StatusCode::NOT_FOUND, message) },
+    )
 }
 
 async fn method_not_allowed(method: Method, uri: Uri, request: Request) -> ApiError {

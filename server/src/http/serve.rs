@@ -27,7 +27,11 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 ///
 /// # Errors
 /// The listener's address is unknown.
-pub async fn serve(listener: TcpListener, app: Arc<App>, shutdown: impl Future<Output = ()>) -> io::Result<()> {
+pub async fn serve(
+    listener: TcpListener,
+    app: Arc<App>,
+    shutdown: impl Future<Output = ()>,
+) -> io::Result<()> {
     tracing::info!(address = %listener.local_addr()?, model = app.model, "listening");
     let connections = Connections::new(&app);
     tokio::select! {

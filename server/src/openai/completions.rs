@@ -54,7 +54,9 @@ fn prompts(fields: &Fields<'_>) -> Result<Vec<PromptInput>, ApiError> {
         _ => return Err(refuse()),
     };
     if prompts.len() > MAX_PROMPTS {
-        return Err(fields.error("prompt", &format!("at most {MAX_PROMPTS} prompts, found {}", prompts.len())));
+        return Err(
+            fields.error("prompt", &format!("at most {MAX_PROMPTS} prompts, found {}", prompts.len()))
+        );
     }
     Ok(prompts)
 }

@@ -79,7 +79,10 @@ impl ApiError {
             kind: "authentication_error",
             code: Some("invalid_api_key"),
             headers: vec![(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"))],
-            ..Self::status(StatusCode::UNAUTHORIZED, "Incorrect or missing API key; send 'Authorization: Bearer KEY'")
+            ..Self::status(
+                StatusCode::UNAUTHORIZED,
+                "Incorrect or missing API key; send 'Authorization: Bearer KEY'",
+            )
         }
     }
 

@@ -97,7 +97,10 @@ fn text_part(part: &Value, path: String) -> Result<&str, ApiError> {
     let part = Fields::at(part, path)?;
     match part.string("type")? {
         Some("text") => part.string("text")?.ok_or_else(|| part.error("text", "required")),
-        Some(other) => Err(part.error("type", &format!("expected \"text\", found {other:?}; this model reads text only"))),
+        Some(other) => {
+            Err(part
+                .error("type", &format!("expected \"text\", found {other:?}; this model reads text only")))
+        }
         None => Err(part.error("type", "required")),
     }
 }
@@ -127,8 +130,9 @@ fn pair(parsed: &Message, message: &Fields<'_>, unanswered: &mut Vec<String>) ->
 fn refuse_unanswered(unanswered: &[String], path: &str) -> Result<(), ApiError> {
     match unanswered.first() {
         None => Ok(()),
-        Some(id) => {
-            Err(ApiError::field(path, format!("'{path}': the tool call {id:?} has no message with role \"tool\"")))
-        }
+        Some(id) => Err(ApiError::field(
+            path,
+            format!("'{path}': the tool call {id:?} has no message with role \"tool\""),
+        )),
     }
 }

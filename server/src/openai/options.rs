@@ -194,9 +194,8 @@ fn stops(fields: &Fields<'_>) -> Result<Vec<String>, ApiError> {
 fn stop_token_ids(fields: &Fields<'_>) -> Result<Vec<u32>, ApiError> {
     let ids = fields.array("stop_token_ids")?.map_or(&[][..], Vec::as_slice);
     let ids: Option<Vec<u32>> = ids.iter().map(|id| integer(id).and_then(|id| id.try_into().ok())).collect();
-    ids.filter(|ids| ids.len() <= MAX_STOPS).ok_or_else(|| {
-        fields.error("stop_token_ids", &format!("expected at most {MAX_STOPS} token ids"))
-    })
+    ids.filter(|ids| ids.len() <= MAX_STOPS)
+        .ok_or_else(|| fields.error("stop_token_ids", &format!("expected at most {MAX_STOPS} token ids")))
 }
 
 fn stream(fields: &Fields<'_>) -> Result<Option<StreamOptions>, ApiError> {

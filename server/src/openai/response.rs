@@ -102,14 +102,13 @@ impl ChatFormat {
         if !self.logprobs {
             return Value::Null;
         }
-        let token = |bytes: &[u8], logprob: f32| {
-            json!({"token": String::from_utf8_lossy(bytes), "logprob": finite(logprob), "bytes": bytes})
-        };
+        let token = |bytes: &[u8], logprob: f32| json!({"token": String::from_utf8_lossy(bytes), "logprob": finite(logprob), "bytes": bytes});
         let content: Vec<Value> = entries
             .iter()
             .map(|entry| {
                 let mut value = token(&entry.bytes, entry.logprob);
-                value["top_logprobs"] = entry.top.iter().map(|(bytes, logprob)| token(bytes, *logprob)).collect();
+                value["top_logprobs"] =
+                    entry.top.iter().map(|(bytes, logprob)| token(bytes, *logprob)).collect();
                 value
             })
             .collect();
@@ -124,7 +123,8 @@ impl ChatFormat {
                 json!({"id": ids::call(), "type": "function", "function": {"name": name, "arguments": arguments}})
             })
             .collect();
-        let content = if whole.text.is_empty() && !calls.is_empty() { Value::Null } else { json!(whole.text) };
+        let content =
+            if whole.text.is_empty() && !calls.is_empty() { Value::Null } else { json!(whole.text) };
         let mut message = json!({"role": "assistant", "content": content, "refusal": null});
         if !whole.reasoning.is_empty() {
             message["reasoning_content"] = json!(whole.reasoning);

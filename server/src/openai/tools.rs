@@ -41,7 +41,8 @@ fn read_function(function: &Fields<'_>) -> Result<Tool, ApiError> {
 }
 
 fn is_name(name: &str) -> bool {
-    (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-".contains(&b))
+    (1..=MAX_NAME).contains(&name.len())
+        && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-".contains(&b))
 }
 
 /// The parameters of a function are an object; anything else is a mistake that the model would repeat.

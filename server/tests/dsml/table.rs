@@ -35,7 +35,12 @@ fn reasoning() {
         ("think and answer", "", "\n\nwhy\n\n§\n\nyes".into(), ("why", "yes", vec![])),
         ("no end of thinking", "implicit", "all of it".into(), ("all of it", "", vec![])),
         ("call inside think, never closed", "implicit", format!("let me\n\n{CALL}"), ("let me", "", vec![x])),
-        ("call inside think, then answer", "implicit,after", format!("hm{CALL}§done"), ("hm", "done", vec![x])),
+        (
+            "call inside think, then answer",
+            "implicit,after",
+            format!("hm{CALL}§done"),
+            ("hm", "done", vec![x]),
+        ),
         ("think end twice", "", "a§b§c".into(), ("a", "bc", vec![])),
         ("think start twice", "", "a¤b§c".into(), ("ab", "c", vec![])),
         ("angle bracket before think end", "", "1 <§c".into(), ("1 <", "c", vec![])),
@@ -70,7 +75,12 @@ fn blocks() {
         ),
         ("function_calls wrapper", "", CALL.replace("tool_calls", "function_calls"), ("", "", vec![x])),
         ("toolcalls wrapper", "", CALL.replace("tool_calls", "toolcalls"), ("", "", vec![x])),
-        ("spaced names", "", CALL.replace("¦tool_calls", "¦ calls").replace("¦in", "¦ in"), ("", "", vec![x])),
+        (
+            "spaced names",
+            "",
+            CALL.replace("¦tool_calls", "¦ calls").replace("¦in", "¦ in"),
+            ("", "", vec![x]),
+        ),
         ("wrapper not closed", "", CALL.replace("\n</¦tool_calls>", ""), ("", "", vec![x])),
         ("call not closed, block is", "malformed", CALL.replace("</¦invoke>\n", ""), ("", "", vec![x])),
         ("text in the block", "", CALL.replace("<¦invoke", "well: <¦invoke"), ("", "", vec![x])),
@@ -78,14 +88,20 @@ fn blocks() {
         ("blanks after the block", "", format!("{CALL}\n \n"), ("", "", vec![x])),
         ("closer repeated, then think end", "", format!("{CALL}</¦tool_calls>§"), ("", "", vec![x])),
         ("undeclared tool", "unknown", CALL.replace("\"f\"", "\"zz\""), ("", "", vec![("zz", x.1)])),
-        ("quote in the name", "unknown", CALL.replace("\"f\"", "\"f\"x\"").replace("\"f\"", "\"h\""), (
-            "",
-            "",
-            vec![("h", x.1)],
-        )),
+        (
+            "quote in the name",
+            "unknown",
+            CALL.replace("\"f\"", "\"f\"x\"").replace("\"f\"", "\"h\""),
+            ("", "", vec![("h", x.1)]),
+        ),
         ("less-than at the end", "held", "2 <".into(), ("", "2 <", vec![])),
         ("newlines at the end", "held", "2\n\n".into(), ("", "2\n\n", vec![])),
-        ("spelled sentinel", "", "<｜ b <｜DSM is <｜DSML｜".into(), ("", "<｜ b <｜DSM is <｜DSML｜", vec![])),
+        (
+            "spelled sentinel",
+            "",
+            "<｜ b <｜DSM is <｜DSML｜".into(),
+            ("", "<｜ b <｜DSM is <｜DSML｜", vec![]),
+        ),
         (
             "spelled markup",
             "",
@@ -120,7 +136,12 @@ fn values() {
         ("body is no object", "malformed", call("{a}"), f(r#"{"arguments": "{a}"}"#)),
         ("envelope", "", call(&param("arguments", false, r#" {"a": 1} "#)), f(r#"{"a": 1}"#)),
         ("envelope as string", "", call(&param("input", true, r#"{"n": 1}"#)), f(r#"{"n": 1}"#)),
-        ("envelope of unknown keys", "", call(&param("input", false, r#"{"q": 1}"#)), f(r#"{"input": {"q": 1}}"#)),
+        (
+            "envelope of unknown keys",
+            "",
+            call(&param("input", false, r#"{"q": 1}"#)),
+            f(r#"{"input": {"q": 1}}"#),
+        ),
         (
             "envelope and more",
             "",
@@ -135,7 +156,12 @@ fn values() {
         ("Python literal, one branch agrees", "", call(&param("u", false, "False")), f(r#"{"u": false}"#)),
         ("Python None", "", call(&param("b", false, "None")), f(r#"{"b": null}"#)),
         ("Python literal, type disagrees", "malformed", json("True"), f(r#"{"n": "True"}"#)),
-        ("bare word where the schema says string", "", call(&param("a", false, "word")), f(r#"{"a": "word"}"#)),
+        (
+            "bare word where the schema says string",
+            "",
+            call(&param("a", false, "word")),
+            f(r#"{"a": "word"}"#),
+        ),
         ("JSON is kept as written", "", json(" {\"k\" : [1,2 ]}\n"), f(r#"{"n": {"k" : [1,2 ]}}"#)),
         ("digit as string", "", call(&param("n", true, "5")), f(r#"{"n": "5"}"#)),
         ("number for a string", "", call(&param("a", false, "5")), f(r#"{"a": 5}"#)),
@@ -148,12 +174,7 @@ fn values() {
         ("spelled closer in a value", "", a("</｜DSML｜parameter>"), f(r#"{"a": "</｜DSML｜parameter>"}"#)),
         ("think tokens in a value", "", a("¤ §"), f(r#"{"a": "<think> </think>"}"#)),
         ("angle brackets in a value", "", a("<</<"), f(r#"{"a": "<</<"}"#)),
-        (
-            "parameter not closed",
-            "",
-            call("<¦parameter name=\"a\" string=\"true\">x"),
-            f(r#"{"a": "x"}"#),
-        ),
+        ("parameter not closed", "", call("<¦parameter name=\"a\" string=\"true\">x"), f(r#"{"a": "x"}"#)),
     ];
     check(&Start::Content, rows);
 }
@@ -172,19 +193,36 @@ fn cuts() {
         ("inside the wrapper", "<¦tool_c", vec![], false),
         ("inside the name", "<¦tool_calls>\n<¦invoke name=\"f", vec![], false),
         ("before any parameter", "<¦tool_calls>\n<¦invoke name=\"f\">\n", vec![], false),
-        ("inside a value", "<¦tool_calls>\n<¦invoke name=\"f\">\n<¦parameter name=\"a\" string=\"true\">hel", vec![
-            r#"{"a": "hel"}"#,
-        ], true),
-        ("inside the closing tag", "<¦tool_calls>\n<¦invoke name=\"f\"><¦parameter name=\"a\">Paris</¦para", vec![
-            r#"{"a": "Paris"}"#,
-        ], true),
-        ("before the sentinel of it", "<¦tool_calls>\n<¦invoke name=\"f\"><¦parameter name=\"a\">Paris</", vec![
-            r#"{"a": "Paris"}"#,
-        ], true),
-        ("inside a number", "<¦tool_calls><¦invoke name=\"f\"><¦parameter name=\"n\" string=\"false\">12", vec![], false),
-        ("inside a second call's name", &format!("{}<¦invoke name=\"g", CALL.replace("\n</¦tool_calls>", "")), vec![
-            r#"{"a": "x"}"#,
-        ], false),
+        (
+            "inside a value",
+            "<¦tool_calls>\n<¦invoke name=\"f\">\n<¦parameter name=\"a\" string=\"true\">hel",
+            vec![r#"{"a": "hel"}"#],
+            true,
+        ),
+        (
+            "inside the closing tag",
+            "<¦tool_calls>\n<¦invoke name=\"f\"><¦parameter name=\"a\">Paris</¦para",
+            vec![r#"{"a": "Paris"}"#],
+            true,
+        ),
+        (
+            "before the sentinel of it",
+            "<¦tool_calls>\n<¦invoke name=\"f\"><¦parameter name=\"a\">Paris</",
+            vec![r#"{"a": "Paris"}"#],
+            true,
+        ),
+        (
+            "inside a number",
+            "<¦tool_calls><¦invoke name=\"f\"><¦parameter name=\"n\" string=\"false\">12",
+            vec![],
+            false,
+        ),
+        (
+            "inside a second call's name",
+            &format!("{}<¦invoke name=\"g", CALL.replace("\n</¦tool_calls>", "")),
+            vec![r#"{"a": "x"}"#],
+            false,
+        ),
     ] {
         let answer = parse(Start::Content, kept);
         let arguments: Vec<&str> = answer.calls.iter().map(|(_, arguments)| arguments.as_str()).collect();
