@@ -241,7 +241,7 @@ fn entries(full: &Tokenizer) -> Result<Vec<Option<Entry>>, TokenizerError> {
         let entry = match added.get(&id) {
             Some(added) => Entry { bytes: added.content.as_bytes().into(), special: added.special },
             None => {
-                let bytes: Option<Box<[u8]>> = token.chars().map(|c| byte_of(c)).collect();
+                let bytes: Option<Box<[u8]>> = token.chars().map(&byte_of).collect();
                 let bytes = bytes.ok_or(TokenizerError::BadSpelling { id, token })?;
                 Entry { bytes, special: false }
             }

@@ -58,9 +58,8 @@ impl Call {
     /// Text between parameters.
     pub(super) fn body_text(&mut self, text: &str) {
         for c in text.chars() {
-            if !self.body.is_empty() {
-                self.body.push(c);
-            } else if c == '{' && !self.body_refused {
+            let begins = c == '{' && !self.body_refused;
+            if begins || !self.body.is_empty() {
                 self.body.push(c);
             } else if !c.is_whitespace() {
                 self.body_refused = true;

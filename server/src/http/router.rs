@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
-use axum::http::{Method, StatusCode, Uri, header};
+use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -61,7 +61,7 @@ async fn authenticate(State(app): State<Arc<App>>, request: Request, next: Next)
 
 /// Compares with every key in full, so that the time says nothing about them.
 fn is_authorized(request: &Request<Body>, keys: &[String]) -> bool {
-    let sent = request.headers().get(header::AUTHORIZATION).map(|value| value.as_bytes()).unwrap_or_default();
+    let sent = request.headers().get(header::AUTHORIZATION).map(HeaderValue::as_bytes).unwrap_or_default();
     let bearer = sent.get(..7).is_some_and(|scheme| scheme.eq_ignore_ascii_case(b"bearer "));
     let key = if bearer { &sent[7..] } else { &[] };
     keys.iter().fold(false, |found, known| found | bool::from(known.as_bytes().ct_eq(key)))

@@ -33,7 +33,7 @@ impl Server {
         let (shutdown, stopped) = oneshot::channel::<()>();
         let stopped = async move {
             if stopped.await.is_err() {
-                std::future::pending().await
+                std::future::pending::<()>().await;
             }
         };
         let task = tokio::spawn(serve(listener, Arc::new(app), stopped));
