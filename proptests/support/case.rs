@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use flashlane::checkpoint::{Matrix, Part, WeightFormat};
 use flashlane::format::{fp8_block, mxfp4, nvfp4};
 use flashlane::ops::{BufferId, Dtype, Op, ROPE_DIM, Tokens, Value};
 use flashlane::step::{
@@ -58,6 +59,23 @@ impl TestWeight {
             Stored::Table(_) => return None,
         }
         Some(out)
+    }
+
+    /// The weight as a checkpoint holds it; `None` for what checkpoints decode.
+    pub(crate) fn matrix(&self) -> Option<Matrix> {
+        let (format, codes, scales, scale2) = match self.stored.clone() {
+            Stored::F32(_) | Stored::Table(_) => return None,
+            Stored::Bf16(data) => {
+                let codes = data.iter().flat_map(|&v| bf16::from_f32(v).to_le_bytes()).collect();
+                (WeightFormat::Bf16, codes, Vec::new(), 1.0)
+            }
+            Stored::Fp8 { codes, scales } => (WeightFormat::Fp8Block, codes, scales, 1.0),
+            Stored::NvFp4 { codes, scales, scale2 } => (WeightFormat::Nvfp4, codes, scales, scale2),
+            Stored::MxFp4 { codes, scales } => (WeightFormat::Mxfp4, codes, scales, 1.0),
+        };
+        let (rows, cols) = (self.rows, self.cols);
+        let part = Part { first_row: 0, rows, codes: codes.into(), scales: scales.into(), scale2 };
+        Some(Matrix { name: "test".into(), rows, cols, format, parts: vec![part] })
     }
 
     fn bytes(&self) -> usize {

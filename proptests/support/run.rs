@@ -1,12 +1,12 @@
 //! Executors, and promise 2 of every run: declared means declared.
 
-use flashlane::checkpoint::{Matrix, Part, WeightFormat};
+use flashlane::cpu::{self, simd::Simd};
 use flashlane::ops::{BufferId, Dtype, Value};
-use flashlane::step::{Class, Memory, Operands, Resident};
-use flashlane::{cpu, reference};
+use flashlane::reference;
+use flashlane::step::{Class, Memory, Resident};
 use half::bf16;
 
-use super::case::{Case, Stored, TestWeight};
+use super::case::{Case, Stored};
 
 /// Something that runs the node of a case over its memory. A device copies the memory there and back.
 pub(crate) trait Executor {
@@ -16,7 +16,31 @@ pub(crate) trait Executor {
 
 /// Every executor; the oracle comes first. A new one plugs in here.
 pub(crate) fn executors() -> Vec<Box<dyn Executor>> {
-    vec![Box::new(Oracle), Box::new(Cpu)]
+    let mut all: Vec<Box<dyn Executor>> = vec![Box::new(Oracle)];
+    all.extend(Simd::available().into_iter().map(|simd| Box::new(Cpu(simd)) as Box<dyn Executor>));
+    all
+}
+
+/// The CPU path with one instruction set.
+struct Cpu(Simd);
+
+impl Executor for Cpu {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn run(&self, case: &Case, memory: &mut Memory, resident: &mut Resident) -> Result<(), String> {
+        let mut weights = cpu::Weights::with_simd(self.0);
+        for (id, weight) in &case.weights {
+            match (&weight.stored, weight.matrix()) {
+                (_, Some(matrix)) => weights.insert(*id, matrix),
+                (Stored::Table(table), None) => weights.insert_table(*id, table.clone()),
+                (Stored::F32(values), None) => weights.insert_f32(*id, values.clone()),
+                (other, None) => return Err(format!("{other:?} has no matrix")),
+            }
+        }
+        cpu::serial::run_step(&case.graph, &case.plan, memory, resident, &weights).map_err(|e| e.to_string())
+    }
 }
 
 struct Oracle;
@@ -37,49 +61,6 @@ impl Executor for Oracle {
         }
         reference::run_step(&case.graph, &case.plan, memory, resident, &weights).map_err(|e| e.to_string())
     }
-}
-
-struct Cpu;
-
-impl Executor for Cpu {
-    fn name(&self) -> &'static str {
-        "cpu"
-    }
-
-    fn run(&self, case: &Case, memory: &mut Memory, resident: &mut Resident) -> Result<(), String> {
-        let mut weights = cpu::Weights::new();
-        for (id, weight) in &case.weights {
-            match &weight.stored {
-                Stored::Table(table) => weights.insert_table(*id, table.clone()),
-                Stored::F32(values) => weights.insert_f32(*id, values.clone()),
-                packed => weights.insert(*id, matrix(weight, packed)),
-            }
-        }
-        for node in &case.graph.nodes {
-            let operands = Operands::new(&case.graph, &case.plan, node, memory, resident);
-            let operands = operands.map_err(|e| e.to_string())?;
-            cpu::run(&case.graph, node, operands, &weights).map_err(|e| e.to_string())?;
-        }
-        Ok(())
-    }
-}
-
-/// A weight as a checkpoint holds it.
-fn matrix(weight: &TestWeight, stored: &Stored) -> Matrix {
-    let none = Vec::new();
-    let (format, codes, scales, scale2) = match stored.clone() {
-        Stored::Bf16(values) => {
-            let bytes = values.iter().flat_map(|&v| bf16::from_f32(v).to_le_bytes()).collect();
-            (WeightFormat::Bf16, bytes, none, 1.0)
-        }
-        Stored::Fp8 { codes, scales } => (WeightFormat::Fp8Block, codes, scales, 1.0),
-        Stored::NvFp4 { codes, scales, scale2 } => (WeightFormat::Nvfp4, codes, scales, scale2),
-        Stored::MxFp4 { codes, scales } => (WeightFormat::Mxfp4, codes, scales, 1.0),
-        Stored::F32(_) | Stored::Table(_) => (WeightFormat::F32, none.clone(), none, 1.0),
-    };
-    let TestWeight { rows, cols, .. } = *weight;
-    let part = Part { first_row: 0, rows, codes: codes.into(), scales: scales.into(), scale2 };
-    Matrix { name: "weight".into(), rows, cols, format, parts: vec![part] }
 }
 
 /// Memory after a run.

@@ -89,6 +89,18 @@ impl Simd {
         all
     }
 
+    /// For people: `cpu-avx512`, `cpu-avx2`, `cpu-portable`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self.0 {
+            Level::Portable => "cpu-portable",
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => "cpu-avx2",
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 => "cpu-avx512",
+        }
+    }
+
     #[inline]
     pub(crate) fn run<K: Kernel>(self, kernel: K) -> K::Output {
         match self.0 {
