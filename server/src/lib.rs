@@ -1,2 +1,4 @@
 //! The HTTP shell and the command line.
 #![forbid(unsafe_code)]
+
+pub mod tasks;

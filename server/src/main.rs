@@ -1,2 +1,16 @@
 //! The `flashlane` binary.
-fn main() {}
+
+use clap::Parser;
+use flashlane_server::tasks;
+
+#[derive(Parser)]
+#[command(version, about)]
+enum Cli {
+    Tasks(tasks::TasksArgs),
+}
+
+fn main() -> anyhow::Result<()> {
+    match Cli::parse() {
+        Cli::Tasks(args) => tasks::run(&args),
+    }
+}

@@ -73,7 +73,10 @@ pub struct Usage {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     Token(Token),
-    Finished { reason: FinishReason, usage: Usage },
+    Finished {
+        reason: FinishReason,
+        usage: Usage,
+    },
     /// This request failed; others go on.
     Failed(EngineError),
 }
@@ -83,7 +86,9 @@ pub enum Event {
 pub enum EngineError {
     #[error("the queue is full: {queued} requests are waiting, at most {limit} may")]
     QueueFull { queued: usize, limit: usize },
-    #[error("this model's maximum context length is {limit} tokens; the prompt has {prompt} and {max_tokens} were asked for")]
+    #[error(
+        "this model's maximum context length is {limit} tokens; the prompt has {prompt} and {max_tokens} were asked for"
+    )]
     ContextLength { prompt: usize, max_tokens: usize, limit: usize },
     #[error("{field}: {message}")]
     Invalid { field: &'static str, message: String },
