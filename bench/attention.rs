@@ -21,7 +21,7 @@ fn pool(format: KvFormat) -> Vec<u8> {
     page.repeat(PAGES)
 }
 
-pub fn all(c: &mut Criterion) {
+pub(crate) fn all(c: &mut Criterion) {
     let mut group = c.benchmark_group("attention");
     for (rows, per_request) in [(1, 1), (8, 1), (256, 256)] {
         group.throughput(Throughput::Elements((rows * HEADS * (WINDOW + SELECTED) * HEAD_DIM * 2) as u64));
@@ -36,7 +36,8 @@ pub fn all(c: &mut Criterion) {
                 let pool = bench.pool(&pool(format));
                 let table = bench.ints(&table);
                 let window = Paged { pool, table, width, page_rows: PAGE_ROWS, pages: PAGES };
-                let selected: Vec<i32> = (0..rows).flat_map(|_| (0..SELECTED as i32).map(|i| i * 7)).collect();
+                let selected: Vec<i32> =
+                    (0..rows).flat_map(|_| (0..SELECTED as i32).map(|i| i * 7)).collect();
                 let selected = bench.ints(&selected);
                 let compressed = Compressed::Selected { rows: window, selected, k: SELECTED };
                 let sink = bench.vector(vec![0.0; HEADS]);

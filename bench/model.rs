@@ -73,7 +73,9 @@ fn start(checkpoint: &Checkpoint) -> Engine {
 fn submit(engine: &Engine, stream: usize, prompt: usize, max_tokens: usize) -> RequestHandle {
     let prompt = (0..prompt).map(|i| ((i * 7919 + stream * 104_729) % 700) as u32).collect();
     let sampling = SamplingParams { temperature: 1.0, seed: stream as u64, ..SamplingParams::default() };
-    engine.submit(GenerateRequest { prompt, max_tokens, stop_token_ids: Vec::new(), sampling }).expect("accepted")
+    engine
+        .submit(GenerateRequest { prompt, max_tokens, stop_token_ids: Vec::new(), sampling })
+        .expect("accepted")
 }
 
 /// Time from the first token to the end, of streams that all have their first token; or to the first token of one.
@@ -96,7 +98,7 @@ fn next_token(handle: &mut RequestHandle) -> bool {
     }
 }
 
-pub fn all(c: &mut Criterion) {
+pub(crate) fn all(c: &mut Criterion) {
     const CONTEXT: usize = 600;
     const TOKENS: usize = 129;
     let engine = start(&checkpoint());
