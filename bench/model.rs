@@ -61,6 +61,7 @@ fn start(checkpoint: &Checkpoint) -> Engine {
             index: IndexFormat::Bf16,
         },
         vocab: checkpoint.config.vocab_size,
+        threads: None,
     };
     let (tree, registry) = ModelWeights::new(&checkpoint.config, config.max_positions());
     let layout = CacheLayout::new(&tree, config.numerics, config.cache_size());

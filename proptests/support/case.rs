@@ -146,7 +146,7 @@ impl Case {
         self.value(name, dtype, data.len(), Content { bytes, ..Content::default() })
     }
 
-    /// An activation or f32 operand; in bf16 the data must be exact.
+    /// An activation or f32 operand, rounded if it is bf16.
     pub(crate) fn real(&mut self, name: &str, dtype: Dtype, data: &[f32]) -> Value {
         match dtype {
             Dtype::Bf16 => {
@@ -219,8 +219,9 @@ impl Case {
         self.pools += 1;
         bytes.resize(used + GUARD, 0);
         let len = bytes.len();
-        let content = Content { bytes, unread: vec![used..len], written: Vec::new() };
-        self.buffer(name, class, Dtype::U8, len, content)
+        let id = self.buffer(name, class, Dtype::U8, len, Content { bytes, ..Content::default() });
+        self.unread(id, used..len);
+        id
     }
 
     /// A state buffer with a guard behind its last slot.
@@ -230,8 +231,9 @@ impl Case {
         self.states += 1;
         bytes.resize(used + GUARD, 0);
         let len = bytes.len();
-        let content = Content { bytes, unread: vec![used..len], written: Vec::new() };
-        self.buffer(name, class, Dtype::F32, len / 4, content)
+        let id = self.buffer(name, class, Dtype::F32, len / 4, Content { bytes, ..Content::default() });
+        self.unread(id, used..len);
+        id
     }
 
     /// Declares bytes that the node has no business reading.
@@ -269,9 +271,9 @@ impl Case {
         self.writes(value.buffer, elements.start * size..elements.end * size);
     }
 
-    /// Sets the node. A case has one; a later call replaces it.
+    /// Appends the node. Most cases have one.
     pub(crate) fn op(&mut self, op: Op) {
-        self.graph.nodes = vec![Node { op, lane: LaneId(0), scope: "case".into(), waits: true }];
+        self.graph.nodes.push(Node { op, lane: LaneId(0), scope: "case".into(), waits: true });
     }
 
     /// What a buffer holds before the run, poison apart.

@@ -8,6 +8,7 @@
 //! One file per operation; [`simd`] has the instruction sets, `math` the inner loops, `weights` the packed weights, `serial`
 //! the executor of whole steps. Number formats live in [`crate::format`].
 
+pub mod any_order;
 mod attention;
 mod compress;
 mod context;
