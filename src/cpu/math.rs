@@ -87,7 +87,10 @@ fn dot_tile<L: Lanes, const W: usize, const A: usize>(
     let xc: [&[[f32; LANES]]; A] = std::array::from_fn(|j| &x[j][..len].as_chunks().0[..chunks]);
     let mut acc = [[lanes.splat(0.0); A]; W];
     for c in 0..chunks {
-        let xv: [L::V; A] = std::array::from_fn(|j| lanes.load(&xc[j][c]));
+        let mut xv = [lanes.splat(0.0); A];
+        for j in 0..A {
+            xv[j] = lanes.load(&xc[j][c]);
+        }
         for i in 0..W {
             let wv = lanes.load(&wc[i][c]);
             for j in 0..A {

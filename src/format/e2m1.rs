@@ -70,6 +70,18 @@ pub fn decode_into(packed: &[u8], out: &mut [f32]) {
     }
 }
 
+/// The sixteen codes of eight bytes. With fixed sizes, and one loop that decodes and scales, block formats vectorise; with
+/// short slices, or calls such as `array::map`, they do not.
+#[inline(always)]
+#[must_use]
+pub fn unpack_16(packed: &[u8; 8]) -> [u8; 16] {
+    let mut codes = [0; 16];
+    for i in 0..8 {
+        (codes[2 * i], codes[2 * i + 1]) = unpack(packed[i]);
+    }
+    codes
+}
+
 /// Encodes two values into each byte.
 #[inline(always)]
 pub fn encode_into(values: &[f32], packed: &mut [u8]) {
