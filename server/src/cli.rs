@@ -48,7 +48,8 @@ pub struct ModelArgs {
     /// Checkpoint directory with config.json, tokenizer.json and safetensors; without it, the built-in model
     #[arg(long, env = "FLASHLANE_MODEL", value_name = "DIR")]
     pub model: Option<PathBuf>,
-    /// Longest sequence, prompt and answer together, in tokens; without it, what the model allows and memory holds
+    /// Longest sequence, prompt and answer together, in tokens; without it, the model's own limit, but no more than
+    /// 8192
     #[arg(long, env = "FLASHLANE_MAX_MODEL_LEN", value_name = "TOKENS")]
     pub max_model_len: Option<usize>,
     /// Requests in one step; more wait in the queue
@@ -60,13 +61,13 @@ pub struct ModelArgs {
     /// Cache pages of 256 tokens; without it, enough for every running request at full length
     #[arg(long, env = "FLASHLANE_NUM_PAGES", value_name = "N")]
     pub num_pages: Option<usize>,
-    /// Number format of the indexer's keys: smaller is faster and picks slightly different rows
-    #[arg(long, env = "FLASHLANE_INDEX_K", value_enum, default_value_t = IndexK::Bf16)]
-    pub index_k: IndexK,
-    /// Number format of the attention cache; fp8 is what the model was trained with
-    #[arg(long, env = "FLASHLANE_KV_CACHE_DTYPE", value_enum, default_value_t = KvCacheDtype::Fp8)]
-    pub kv_cache_dtype: KvCacheDtype,
-    /// Round activations as in training, or not at all (for comparison with other implementations)
+    /// Number format of the indexer's keys: smaller is faster and picks slightly different rows; without it, bf16
+    #[arg(long, env = "FLASHLANE_INDEX_K", value_enum)]
+    pub index_k: Option<IndexK>,
+    /// Number format of the attention cache; without it, fp8, which the model was trained with
+    #[arg(long, env = "FLASHLANE_KV_CACHE_DTYPE", value_enum)]
+    pub kv_cache_dtype: Option<KvCacheDtype>,
+    /// Round as in training, or not at all and keep caches in f32 (to compare with other implementations)
     #[arg(long, env = "FLASHLANE_ROUNDING", value_enum, default_value_t = Rounding::Trained)]
     pub rounding: Rounding,
     /// Where the model runs: auto, cpu or cuda:N
