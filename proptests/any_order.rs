@@ -33,7 +33,7 @@ fn mix(node: &Node, mut memory: Operands<'_>, results: &mut Results) -> Result<(
         let mut random = Random::new(hash ^ u64::from(value.buffer.0));
         results.insert(value.buffer, hash);
         for word in memory.write::<u8>(value)?.chunks_exact_mut(8) {
-            word.copy_from_slice(&random.next().to_le_bytes());
+            word.copy_from_slice(&random.bits().to_le_bytes());
         }
     }
     Ok(())

@@ -40,7 +40,7 @@ fn engine(numerics: Numerics, max_num_seqs: usize) -> Engine {
 fn request(seed: u64, prompt: usize, max_tokens: usize) -> GenerateRequest {
     let mut random = Random::new(seed);
     let vocab = synthetic::tiny_config().vocab_size as u64;
-    let prompt = (0..prompt).map(|_| u32::try_from(random.next() % vocab).unwrap()).collect();
+    let prompt = (0..prompt).map(|_| u32::try_from(random.bits() % vocab).unwrap()).collect();
     let temperature = if seed.is_multiple_of(2) { 0.0 } else { 0.9 };
     let sampling = SamplingParams { temperature, seed, ..SamplingParams::default() };
     GenerateRequest { prompt, max_tokens, stop_token_ids: Vec::new(), sampling }
@@ -133,7 +133,7 @@ fn aborted_requests_leave_nothing_behind() {
         let (seed, prompt) = (round % 12, PROMPTS[usize::try_from(round % 12).unwrap()]);
         let kept = engine.submit(request(seed, prompt, 9)).unwrap();
         let mut dropped = engine.submit(request(99, 300, 400)).unwrap();
-        for _ in 0..random.next() % 4 {
+        for _ in 0..random.bits() % 4 {
             let _event = dropped.events.blocking_recv();
         }
         drop(dropped);

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use flashlane::cache::{Caches, Owner, Sequence};
 use flashlane::checkpoint::synthetic::tiny_config;
+use flashlane::engine::{SamplingParams, inputs as engine};
 use flashlane::format::index_row::IndexFormat;
 use flashlane::model::{ModelStep, StepShape};
 use flashlane::ops::{
@@ -10,17 +12,17 @@ use flashlane::ops::{
 };
 use flashlane::step::{AnyOwner, Class, Graph, Layout, LayoutError, Memory, Owners, Plan, Random};
 
-use crate::model_step::step;
+use crate::model_step::{SIZE, step};
 
 const POSITIONS: usize = 1024;
 
 /// A request in a step: its first position and its number of tokens there; none is a padded row.
-type Segment = (usize, usize);
+pub(crate) type Segment = (usize, usize);
 
 /// Fills a step's inputs as an engine would, with pages handed out in order from 1.
-fn filled(step: &ModelStep, requests: &[Segment]) -> Memory {
+pub(crate) fn filled(step: &ModelStep, requests: &[Segment], plan: &Plan) -> Memory {
     let io = &step.io;
-    let mut memory = Memory::new(&step.graph, &Plan::unshared(&step.graph));
+    let mut memory = Memory::new(&step.graph, plan);
     for value in [&io.position, &io.state_slot, &io.sample_rows, &io.sample_position] {
         memory.host_mut::<i32>(value).fill(-1);
     }
@@ -40,11 +42,16 @@ fn filled(step: &ModelStep, requests: &[Segment]) -> Memory {
         }
         memory.host_mut::<i32>(&io.state_slot)[r] = r as i32;
         memory.host_mut::<i32>(&io.sample_rows)[r] = (r * step.shape.per_request + tokens - 1) as i32;
+        memory.host_mut::<i32>(&io.sample_position)[r] = end as i32;
         for (i, position) in (start..end).enumerate() {
             token(step, &mut memory, r, r * step.shape.per_request + i, position);
         }
     }
     memory
+}
+
+fn apart(step: &ModelStep, requests: &[Segment]) -> Memory {
+    filled(step, requests, &Plan::unshared(&step.graph))
 }
 
 fn token(step: &ModelStep, memory: &mut Memory, request: usize, row: usize, position: usize) {
@@ -54,7 +61,7 @@ fn token(step: &ModelStep, memory: &mut Memory, request: usize, row: usize, posi
     memory.host_mut::<i64>(&io.window_slot)[row] = i64::from(window) * 64 + (position % PAGE_ROWS) as i64;
     let block = memory.host::<i32>(&io.block_table)[request * io.block_width + position / BLOCK_TOKENS];
     for (value, ratio) in [(&io.c4_slot, 4), (&io.c128_slot, 128)] {
-        if (position + 1) % ratio == 0 {
+        if (position + 1).is_multiple_of(ratio) {
             let rows = BLOCK_TOKENS / ratio;
             let slot = i64::from(block) * rows as i64 + (position / ratio % rows) as i64;
             memory.host_mut::<i64>(value)[row] = slot;
@@ -91,14 +98,14 @@ fn cases() -> Vec<(ModelStep, Vec<Segment>)> {
 fn right_inputs_pass() {
     for (step, requests) in cases() {
         let layout = Layout::of(&step.graph).unwrap();
-        assert_eq!(layout.check(&filled(&step, &requests), &AnyOwner), Ok(()), "{requests:?}");
+        assert_eq!(layout.check(&apart(&step, &requests), &AnyOwner), Ok(()), "{requests:?}");
     }
 }
 
 /// A wrong edit of inputs that are right for rows at 511, 300, padding and 127; what it is refused as.
 fn refusal(edit: impl FnOnce(&ModelStep, &mut Memory)) -> LayoutError {
     let step = decode();
-    let mut memory = filled(&step, &[(511, 1), (300, 1), (0, 0), (127, 1)]);
+    let mut memory = apart(&step, &[(511, 1), (300, 1), (0, 0), (127, 1)]);
     let layout = Layout::of(&step.graph).unwrap();
     assert_eq!(layout.check(&memory, &AnyOwner), Ok(()));
     edit(&step, &mut memory);
@@ -145,7 +152,7 @@ fn positions_of_a_request_ascend_and_padding_is_last() {
     let step = prefill();
     let layout = Layout::of(&step.graph).unwrap();
     let check = |row: usize, position: i32| {
-        let mut memory = filled(&step, &[(256, 200)]);
+        let mut memory = apart(&step, &[(256, 200)]);
         memory.host_mut::<i32>(&step.io.position)[row] = position;
         layout.check(&memory, &AnyOwner).unwrap_err()
     };
@@ -171,9 +178,49 @@ impl Owners for NotTheSecond {
 fn pages_of_others_are_refused() {
     let step = decode();
     let layout = Layout::of(&step.graph).unwrap();
-    let error = layout.check(&filled(&step, &[(5, 1), (5, 1)]), &NotTheSecond).unwrap_err();
+    let error = layout.check(&apart(&step, &[(5, 1), (5, 1)]), &NotTheSecond).unwrap_err();
     assert!(matches!(error, LayoutError::NotReadable { request: 1, .. }), "{error}");
-    assert_eq!(layout.check(&filled(&step, &[(5, 1), (0, 0)]), &NotTheSecond), Ok(()));
+    assert_eq!(layout.check(&apart(&step, &[(5, 1), (0, 0)]), &NotTheSecond), Ok(()));
+}
+
+/// What the cache hands out and the engine fills in passes, block after block and token after token.
+#[test]
+fn the_engines_inputs_pass() {
+    let (decode, prefill) = (decode(), prefill());
+    let layouts = [&decode, &prefill].map(|s| Layout::of(&s.graph).unwrap());
+    let mut caches = Caches::new(SIZE);
+    let mut sequences: Vec<(Sequence, usize)> = Vec::new();
+    let greedy = SamplingParams::default();
+    for (owner, prompt) in [(1, 300), (2, 130)] {
+        let mut sequence = Sequence::admit(&mut caches, Owner(owner), 700).unwrap();
+        for start in (0..prompt).step_by(BLOCK_TOKENS) {
+            let tokens = vec![1; (prompt - start).min(BLOCK_TOKENS)];
+            sequence.extend_window(&mut caches, start, start + tokens.len()).unwrap();
+            let segment =
+                engine::Segment { sequence: &sequence, start, tokens: &tokens, sample: Some(&greedy) };
+            let mut memory = apart(&prefill, &[(0, 0)]);
+            engine::fill(&prefill, &mut memory, &[segment]);
+            assert_eq!(layouts[1].check(&memory, &AnyOwner), Ok(()), "block at {start}");
+            sequence.slide(&mut caches, start + tokens.len(), 0).unwrap();
+        }
+        sequences.push((sequence, prompt));
+    }
+    for step in 0..300 {
+        for (sequence, length) in &mut sequences {
+            sequence.extend_window(&mut caches, *length, *length + 1).unwrap();
+        }
+        let segment =
+            |(sequence, start)| engine::Segment { sequence, start, tokens: &[1], sample: Some(&greedy) };
+        let segments: Vec<_> = sequences.iter().map(|(s, length)| segment((s, *length))).collect();
+        let mut memory = apart(&decode, &[(0, 0)]);
+        engine::fill(&decode, &mut memory, &segments);
+        assert_eq!(layouts[0].check(&memory, &AnyOwner), Ok(()), "step {step}");
+        for (sequence, length) in &mut sequences {
+            *length += 1;
+            sequence.slide(&mut caches, *length, step).unwrap();
+        }
+        caches.settle(step);
+    }
 }
 
 /// Inputs, and selections if a step has run.
@@ -210,7 +257,7 @@ fn declared(op: &Op, one: &Touched) -> bool {
 #[test]
 fn what_is_touched_is_inside_the_regions() {
     for (step, requests) in cases() {
-        for (op, all) in touched(&step, &filled(&step, &requests)) {
+        for (op, all) in touched(&step, &apart(&step, &requests)) {
             for one in &all {
                 assert!(declared(&op, one), "{}: {one:?}", op.name());
                 let bytes = step.graph.buffer(one.buffer).bytes;
@@ -227,7 +274,7 @@ fn settled_rows_and_written_rows_are_disjoint_in_fact() {
     for (step, requests) in cases() {
         let mut settled: BTreeMap<BufferId, Vec<std::ops::Range<usize>>> = BTreeMap::new();
         let mut written: BTreeMap<BufferId, Vec<std::ops::Range<usize>>> = BTreeMap::new();
-        for (_, all) in touched(&step, &filled(&step, &requests)) {
+        for (_, all) in touched(&step, &apart(&step, &requests)) {
             for one in all {
                 let to = match (one.rows, one.mode) {
                     (Rows::Settled, Mode::Read) => &mut settled,
@@ -253,7 +300,7 @@ fn settled_rows_and_written_rows_are_disjoint_in_fact() {
 #[test]
 fn a_token_touches_the_rows_that_its_position_says() {
     let step = decode();
-    let memory = filled(&step, &[(0, 0), (130, 1)]);
+    let memory = apart(&step, &[(0, 0), (130, 1)]);
     let all = touched(&step, &memory);
     let rows = |name: &str, rows: Rows, mode: Mode| -> usize {
         let (_, touched) = all.iter().find(|(op, _)| op.name() == name).unwrap();

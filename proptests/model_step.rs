@@ -73,6 +73,17 @@ fn the_full_size_decode_step_is_proved_forked_and_serial() {
     assert!(plan.arena_bytes as f64 <= 1.3 * bound as f64);
 }
 
+#[test]
+fn the_full_size_prefill_step_is_proved_in_every_index_format() {
+    for index in [IndexFormat::Bf16, IndexFormat::Fp8, IndexFormat::Fp4] {
+        let step = step(&flash(), index, StepShape::prefill(131_072));
+        let plan = Plan::shared(&step.graph);
+        let verdict = prove(&Program::of(&step.graph, &plan));
+        assert!(verdict.is_ok(), "{}", verdict.unwrap_err()[0]);
+        assert!(plan.arena_bytes as f64 <= 1.3 * largest_peak(&step.graph, 1000, 2) as f64);
+    }
+}
+
 fn tiny(shape: StepShape) -> ModelStep {
     step(&tiny_config(), IndexFormat::Bf16, shape)
 }

@@ -10,8 +10,25 @@
 
 use std::ops::Range;
 
+use super::{ExecError, Weights};
 use crate::ops::{BufferId, Dtype, Mode, Part, Value};
 use crate::step::{Class, EdgeKind, Graph, Memory, Node, OperandError, Operands, Plan, Random, Resident};
+
+/// Runs one step of the model in the order that `seed` draws, dead transients poisoned; another seed for each step.
+///
+/// # Errors
+/// The first node's [`ExecError`].
+pub fn run_step(
+    graph: &Graph,
+    plan: &Plan,
+    memory: &mut Memory,
+    resident: &mut Resident,
+    weights: &Weights,
+    (order, seed): (Order, u64),
+) -> Result<(), ExecError> {
+    let mut simulator = AnyOrder::new(graph, plan, order, seed).with_poison();
+    simulator.step(memory, resident, &mut |graph, node, operands| super::run(graph, node, operands, weights))
+}
 
 /// Which node's next phase comes next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

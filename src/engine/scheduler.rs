@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::api::{EngineError, FinishReason, Stats};
 use super::bucket::Prepared;
 use super::device::Device;
-use super::inputs::{Segment, fill};
+use super::inputs::{Held, Segment, fill};
 use super::logprobs::logprobs;
 use super::request::{Active, Waiting};
 use crate::cache::{Caches, InProcess, Manifest, Owner, PageError, Sequence, Transfer};
@@ -169,12 +169,7 @@ impl Scheduler {
             tokens: &active.request.prompt[from..to],
             sample: last.then_some(&active.request.sampling),
         };
-        fill(
-            &self.device.steps()[self.prefill_step].step.clone(),
-            self.device.io(self.prefill_step),
-            &[segment],
-        );
-        self.run(self.prefill_step)?;
+        self.run(self.prefill_step, &[segment])?;
         self.stats.prompt_tokens += (to - from) as u64;
         active.len = to;
         if let Err(error) = active.sequence.slide(&mut self.caches, to, self.stats.steps) {
@@ -230,8 +225,7 @@ impl Scheduler {
                 sample: Some(&a.request.sampling),
             })
             .collect();
-        fill(&self.steps[step].step, self.device.io(step), &segments);
-        self.run(step)?;
+        self.run(step, &segments)?;
         for (row, mut active) in batch.into_iter().enumerate() {
             active.len += 1;
             if let Err(error) = active.sequence.slide(&mut self.caches, active.len, self.stats.steps) {
@@ -251,7 +245,15 @@ impl Scheduler {
         decode.iter().position(|p| p.step.shape.requests >= rows).unwrap_or(self.prefill_step - 1)
     }
 
-    fn run(&mut self, step: usize) -> Result<(), String> {
+    /// Fills the inputs, seals them, runs. Inputs that break what the proof relies on never reach the device.
+    fn run(&mut self, step: usize, segments: &[Segment<'_>]) -> Result<(), String> {
+        let Prepared { step: model, layout, .. } = &self.steps[step];
+        let memory = self.device.io(step);
+        fill(model, memory, segments);
+        let owners = Held { caches: &self.caches, io: &model.io, segments };
+        layout
+            .check(memory, &owners)
+            .map_err(|error| format!("the inputs of a step were refused: {error}"))?;
         self.device.run(step)?;
         self.stats.steps += 1;
         Ok(())

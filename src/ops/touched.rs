@@ -368,7 +368,7 @@ fn state_reads(layout: &StateLayout, live: &Range<usize>) -> impl Iterator<Item 
         // The first token that completes a row pools the seven before it.
         let complete = live.start / 4 * 4 + 3;
         if complete < live.end { complete.saturating_sub(7)..live.start } else { 0..0 }
-    } else if live.start % 128 == 0 {
+    } else if live.start.is_multiple_of(128) {
         0..0
     } else {
         live.start - 1..live.start

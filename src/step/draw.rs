@@ -18,7 +18,7 @@ const ARENA: usize = 460;
 const TOP: usize = 64;
 const LEFT: usize = 120;
 
-/// The graph in DOT, lanes as colours are left to the reader's tool; hazards are red edges without arrowheads.
+/// The graph in DOT: a cluster for each lane, programmatic edges dashed, hazards as red lines without arrowheads.
 #[must_use]
 pub fn dot(graph: &Graph, hazards: &[Hazard]) -> String {
     let mut text = "digraph step {\n  rankdir=TB; node [shape=box, fontname=monospace];\n".to_owned();
