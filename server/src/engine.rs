@@ -75,10 +75,11 @@ pub fn build(args: &ModelArgs) -> anyhow::Result<Loaded> {
         max_num_seqs = config.max_num_seqs,
         "every step is proved free of hazards; the engine runs on the CPU"
     );
-    // The built-in model is trained to be exact, and for answers without reasoning.
-    let sampled = SamplingParams { temperature: 1.0, ..SamplingParams::default() };
-    let sampling = if args.model.is_some() { sampled } else { SamplingParams::default() };
-    Loaded::new(Arc::new(engine), &tokenizer, name, Defaults { thinking: false, sampling }, args)
+    // The built-in model is trained to be exact, and for answers without reasoning; DeepSeek's own API thinks by default.
+    let thinking = args.model.is_some();
+    let temperature = if thinking { 1.0 } else { 0.0 };
+    let sampling = SamplingParams { temperature, ..SamplingParams::default() };
+    Loaded::new(Arc::new(engine), &tokenizer, name, Defaults { thinking, sampling }, args)
 }
 
 /// The checkpoint, the bytes of its tokenizer and what it is called.
