@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::http::ServerOptions;
+use crate::tasks::TasksArgs;
 
 #[derive(Debug, Parser)]
 #[command(
@@ -34,6 +35,8 @@ pub enum Command {
     Inspect(InspectArgs),
     /// Convert a checkpoint to quantised weights
     Quantize(QuantizeArgs),
+    /// Generate the built-in model's tasks, with their answers
+    Tasks(TasksArgs),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -60,13 +63,16 @@ pub struct ModelArgs {
     /// Cache pages of 256 tokens; without it, enough for every running request at full length
     #[arg(long, env = "FLASHLANE_NUM_PAGES", value_name = "N")]
     pub num_pages: Option<usize>,
-    /// Number format of the indexer's keys: smaller is faster and picks slightly different rows
-    #[arg(long, env = "FLASHLANE_INDEX_K", value_enum, default_value_t = IndexK::Bf16)]
-    pub index_k: IndexK,
-    /// Number format of the attention cache; fp8 is what the model was trained with
-    #[arg(long, env = "FLASHLANE_KV_CACHE_DTYPE", value_enum, default_value_t = KvCacheDtype::Fp8)]
-    pub kv_cache_dtype: KvCacheDtype,
-    /// Round activations as in training, or not at all (for comparison with other implementations)
+    /// Number format of the indexer's keys [default: bf16; with --rounding off, f32]
+    #[arg(long, env = "FLASHLANE_INDEX_K", value_enum)]
+    pub index_k: Option<IndexK>,
+    /// Number format of the attention cache; fp8 is what the model was trained with [default: fp8; with --rounding off, f32]
+    #[arg(long, env = "FLASHLANE_KV_CACHE_DTYPE", value_enum)]
+    pub kv_cache_dtype: Option<KvCacheDtype>,
+    /// Threads of the CPU path [default: one per core]; the tokens do not depend on it
+    #[arg(long, env = "FLASHLANE_THREADS", value_name = "N")]
+    pub threads: Option<usize>,
+    /// trained: bf16 activations and the roundings of training; off: f32 and none (to compare with other implementations)
     #[arg(long, env = "FLASHLANE_ROUNDING", value_enum, default_value_t = Rounding::Trained)]
     pub rounding: Rounding,
     /// Where the model runs: auto, cpu or cuda:N

@@ -11,7 +11,7 @@ use tokio::net::TcpListener;
 
 use crate::cli::{ChatArgs, Cli, Command, Dense, Experts, InspectArgs, LogFormat, QuantizeArgs, ServeArgs};
 use crate::http::{App, serve};
-use crate::{engine, report, terminal};
+use crate::{engine, report, tasks, terminal};
 
 /// Runs the command of `cli` to its end.
 ///
@@ -24,6 +24,7 @@ pub fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Chat(args) => chat(&args),
         Command::Inspect(args) => inspect(&args),
         Command::Quantize(args) => quantize(&args),
+        Command::Tasks(args) => tasks::run(&args),
     }
 }
 

@@ -1,11 +1,18 @@
 //! From flags to a running engine.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
-use flashlane::engine::Generate;
+use anyhow::{Context, bail};
+use flashlane::checkpoint::{Checkpoint, ModelConfig};
+use flashlane::engine::{Engine, EngineConfig, Generate, SamplingParams};
+use flashlane::format::index_row::IndexFormat;
+use flashlane::format::kv_row::KvFormat;
+use flashlane::ops::Dtype;
+use flashlane::step::Numerics;
 
 use crate::chat::ChatTokenizer;
-use crate::cli::{ModelArgs, Switch};
+use crate::cli::{Device, IndexK, KvCacheDtype, ModelArgs, Rounding, Switch};
 use crate::http::Defaults;
 
 /// An engine with what its callers need to speak to it.
@@ -40,11 +47,91 @@ impl Loaded {
     }
 }
 
+/// The model that is compiled into the binary.
+mod built_in {
+    pub(super) const CONFIG: &[u8] = include_bytes!("../../models/tiny/config.json");
+    pub(super) const TENSORS: &[u8] = include_bytes!("../../models/tiny/model.safetensors");
+    pub(super) const TOKENIZER: &[u8] = include_bytes!("../../models/tiny/tokenizer.json");
+}
+
+/// Longest sequence of a model that allows more, unless the operator asks for it: what a laptop's memory holds.
+const DEFAULT_MODEL_LEN: usize = 8192;
+
 /// Loads the model and starts its engine.
 ///
 /// # Errors
 /// A sentence about the checkpoint, the device or the sizes.
 pub fn build(args: &ModelArgs) -> anyhow::Result<Loaded> {
-    let model = args.model.as_ref().map_or_else(|| "built-in".into(), |dir| dir.display().to_string());
-    anyhow::bail!("model {model}: this build contains no engine")
+    if let Device::Cuda(ordinal) = args.device {
+        bail!("--device cuda:{ordinal}: this build has no CUDA engine; use --device cpu");
+    }
+    let (checkpoint, tokenizer, name) = open(args)?;
+    let config = config(args, &checkpoint.config)?;
+    let engine = Engine::on_cpu(&checkpoint, config)?;
+    tracing::info!(
+        model = name,
+        layers = checkpoint.config.num_hidden_layers,
+        max_model_len = config.max_model_len,
+        max_num_seqs = config.max_num_seqs,
+        "every step is proved free of hazards; the engine runs on the CPU"
+    );
+    // The built-in model is trained to be exact, and for answers without reasoning; DeepSeek's own API thinks by default.
+    let thinking = args.model.is_some();
+    let temperature = if thinking { 1.0 } else { 0.0 };
+    let sampling = SamplingParams { temperature, ..SamplingParams::default() };
+    Loaded::new(Arc::new(engine), &tokenizer, name, Defaults { thinking, sampling }, args)
+}
+
+/// The checkpoint, the bytes of its tokenizer and what it is called.
+fn open(args: &ModelArgs) -> anyhow::Result<(Checkpoint, Cow<'static, [u8]>, String)> {
+    let Some(dir) = &args.model else {
+        let checkpoint = Checkpoint::from_bytes(built_in::CONFIG, built_in::TENSORS)?;
+        return Ok((checkpoint, built_in::TOKENIZER.into(), "flashlane-tiny".to_owned()));
+    };
+    let checkpoint = Checkpoint::open(dir)?;
+    for line in &checkpoint.skipped {
+        tracing::info!("{line}");
+    }
+    let path = dir.join("tokenizer.json");
+    let tokenizer = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let whole = dir.canonicalize().unwrap_or_else(|_| dir.clone());
+    let name = whole.file_name().map_or_else(|| "model".to_owned(), |n| n.to_string_lossy().into_owned());
+    Ok((checkpoint, tokenizer.into(), name))
+}
+
+fn config(args: &ModelArgs, model: &ModelConfig) -> anyhow::Result<EngineConfig> {
+    let limit = model.max_position_embeddings;
+    let max_model_len = args.max_model_len.unwrap_or(limit.min(DEFAULT_MODEL_LEN));
+    if max_model_len > limit {
+        bail!("--max-model-len {max_model_len}: this model's positions end at {limit}");
+    }
+    Ok(EngineConfig {
+        max_model_len,
+        max_num_seqs: args.max_num_seqs,
+        max_num_queued: args.max_num_queued_requests,
+        num_blocks: args.num_pages,
+        numerics: numerics(args)?,
+        vocab: model.vocab_size,
+        threads: args.threads,
+    })
+}
+
+fn numerics(args: &ModelArgs) -> anyhow::Result<Numerics> {
+    let trained = args.rounding == Rounding::Trained;
+    let kv = match (args.kv_cache_dtype, trained) {
+        (Some(KvCacheDtype::Fp8), false) => {
+            bail!("--kv-cache-dtype fp8 rounds; with --rounding off leave it out, or use bf16")
+        }
+        (Some(KvCacheDtype::Bf16), _) => KvFormat::Bf16,
+        (Some(KvCacheDtype::Fp8) | None, true) => KvFormat::Fp8,
+        (None, false) => KvFormat::F32,
+    };
+    let index = match (args.index_k, trained) {
+        (Some(IndexK::Fp8), _) => IndexFormat::Fp8,
+        (Some(IndexK::Fp4), _) => IndexFormat::Fp4,
+        (Some(IndexK::Bf16), _) | (None, true) => IndexFormat::Bf16,
+        (None, false) => IndexFormat::F32,
+    };
+    let activation = if trained { Dtype::Bf16 } else { Dtype::F32 };
+    Ok(Numerics { activation, trained, kv, index })
 }

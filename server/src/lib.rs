@@ -7,6 +7,7 @@
 //! | [`generation`] | engine events to deltas and finish reasons |
 //! | [`openai`] | requests, responses, errors of the OpenAI API |
 //! | [`http`] | connections, routes, streams, shutdown |
+//! | [`tasks`] | the generator of the built-in model's tasks |
 //! | [`cli`], [`commands`], [`report`], [`terminal`] | the command line |
 //! | [`engine`] | flags to a running engine |
 //!
@@ -23,4 +24,5 @@ pub mod http;
 mod ids;
 pub mod openai;
 pub mod report;
+pub mod tasks;
 pub mod terminal;
