@@ -24,6 +24,7 @@ mod topk;
 
 mod any_order;
 mod checkpoint;
+mod company;
 mod draw;
 mod engine;
 mod footprint;

@@ -110,6 +110,11 @@ impl Case {
         Runs { all: executors().iter().map(|e| self.run_on(e.as_ref())).collect() }
     }
 
+    /// Runs the CPU path with one instruction set, on the threads of `pool`.
+    pub(crate) fn run_on_cpu(&self, simd: Simd, pool: &rayon::ThreadPool) -> Found {
+        pool.install(|| self.run_poisoned(&Cpu(simd), POISONS[0]))
+    }
+
     fn run_on(&self, executor: &dyn Executor) -> Found {
         let [first, second] = POISONS.map(|poison| self.run_poisoned(executor, poison));
         for id in self.graph.buffer_ids() {
