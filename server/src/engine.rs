@@ -89,9 +89,6 @@ fn open(args: &ModelArgs) -> anyhow::Result<(Checkpoint, Cow<'static, [u8]>, Str
         return Ok((checkpoint, built_in::TOKENIZER.into(), "flashlane-tiny".to_owned()));
     };
     let checkpoint = Checkpoint::open(dir)?;
-    for line in &checkpoint.skipped {
-        tracing::info!("{line}");
-    }
     let path = dir.join("tokenizer.json");
     let tokenizer = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
     let whole = dir.canonicalize().unwrap_or_else(|_| dir.clone());
