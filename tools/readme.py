@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Runs the examples of a README and compares what they print.
 
-A ```console block holds commands behind `$ ` (continued while a line ends in a backslash) and, below each, what it prints.
+A ```console block holds commands behind `$ ` (continued after a backslash and inside quotes) and, below each, what it prints.
 `…` in the expected text stands for anything. A command that starts the server (its first line ends in ` serve`) runs in the
 background until the end, and the next command waits until it answers."""
-import os, re, signal, subprocess, sys, time, urllib.request
+import os, re, shlex, signal, subprocess, sys, time, urllib.request
 
 HEALTH = "http://127.0.0.1:8000/health"
 START_LIMIT = 1200  # seconds: the first command builds the release binary
@@ -12,6 +12,15 @@ START_LIMIT = 1200  # seconds: the first command builds the release binary
 
 def blocks(text):
     return re.findall(r"^```console\n(.*?)^```", text, re.S | re.M)
+
+
+def incomplete(command):
+    """An open quote, or a backslash at the end."""
+    try:
+        shlex.split(command)
+    except ValueError:
+        return True
+    return command.endswith("\\")
 
 
 def examples(block):
@@ -22,7 +31,7 @@ def examples(block):
             if command is not None:
                 found.append((command, "\n".join(expected)))
             command, expected = line[2:], []
-        elif command is not None and command.endswith("\\") and not expected:
+        elif command is not None and not expected and incomplete(command):
             command += "\n" + line
         else:
             expected.append(line)
