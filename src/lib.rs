@@ -1,7 +1,7 @@
 //! DeepSeek-V4-Flash on a step graph that is proved free of cross-stream hazards.
 //!
 //! A decode step is data: [`model`] appends operations to a [`step`] through lanes, the step's memory is planned and the plan
-//! proved, and only then does an executor run it: the f64 oracle ([`reference`]), the CPU path ([`cpu`]), or the GPU. The
+//! proved, and only then does an executor run it: the f64 oracle ([`mod@reference`]), the CPU path ([`cpu`]), or the GPU. The
 //! [`engine`] schedules requests over proved steps; [`cache`] counts pages; [`checkpoint`] turns files into weights.
 //!
 //! # Operations
