@@ -11,7 +11,7 @@ use tokio::net::TcpListener;
 
 use crate::cli::{ChatArgs, Cli, Command, Dense, Experts, InspectArgs, LogFormat, QuantizeArgs, ServeArgs};
 use crate::http::{App, serve};
-use crate::{engine, report, tasks, terminal};
+use crate::{engine, eval, report, stress, tasks, terminal};
 
 /// Runs the command of `cli` to its end.
 ///
@@ -25,6 +25,8 @@ pub fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Inspect(args) => inspect(&args),
         Command::Quantize(args) => quantize(&args),
         Command::Tasks(args) => tasks::run(&args),
+        Command::Stress(args) => stress::command(&args),
+        Command::Eval(args) => eval::command(&args),
     }
 }
 
