@@ -1,1 +1,3 @@
 //! Checkpoints.
+mod config;
+pub use config::ModelConfig;

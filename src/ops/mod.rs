@@ -38,7 +38,7 @@ pub use region::{Access, BufferId, Dtype, Mode, Paged, Part, Region, Tokens, Val
 pub use rmsnorm::RmsNorm;
 pub use rope_store::RopeStore;
 pub use router::{Router, Routing};
-pub use sample::Sample;
+pub use sample::{Sample, sample_uniform};
 pub use topk::TopK;
 
 /// Head dimension of keys, values and queries.

@@ -31,6 +31,21 @@ pub struct Sample {
     pub vocab: usize,
 }
 
+/// The uniform number in `[0, 1)` that a draw uses: 24 bits of a counter-based hash, so that it depends on nothing else.
+#[must_use]
+pub const fn sample_uniform(seed: u64, position: u32) -> f32 {
+    const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+    let hash = mix(mix(seed.wrapping_add(GOLDEN)) ^ (position as u64 + 1).wrapping_mul(GOLDEN));
+    (hash >> 40) as f32 / (1u32 << 24) as f32
+}
+
+/// A bijection of 64 bits in which every input bit reaches every output bit: the finaliser of SplitMix64.
+const fn mix(mut z: u64) -> u64 {
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
 impl Sample {
     pub(super) fn regions(&self) -> Vec<Access> {
         vec![

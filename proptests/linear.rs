@@ -1,0 +1,173 @@
+//! `linear` against the oracle, and its laws.
+
+use flashlane::ops::{Epilogue, Linear, Op};
+use proptest::prelude::*;
+
+use crate::support::{Case, Draw, Dtype, EPS, Stored, Value, config, eps_of};
+
+#[derive(Clone, Debug)]
+struct Shape {
+    rows: usize,
+    depth: usize,
+    per_group: usize,
+    groups: usize,
+    limit: Option<f32>,
+    dtype: Dtype,
+    f32_out: bool,
+}
+
+fn shapes() -> impl Strategy<Value = Shape> {
+    let sizes = (1usize..6, 1usize..200, 1usize..40, 1usize..4);
+    (sizes, prop::option::of(prop::sample::select(vec![0.0f32, 0.7, 10.0])), any::<[bool; 2]>()).prop_map(
+        |((rows, depth, half, groups), limit, [bf16, f32_out])| Shape {
+            rows,
+            depth,
+            per_group: 2 * half,
+            groups: if limit.is_some() { 1 } else { groups },
+            limit,
+            dtype: if bf16 { Dtype::Bf16 } else { Dtype::F32 },
+            f32_out,
+        },
+    )
+}
+
+struct Built {
+    case: Case,
+    out: Value,
+}
+
+fn build(shape: &Shape, x: &[f32], weight: &[f32]) -> Built {
+    let mut case = Case::new();
+    let weight_rows = shape.per_group * shape.groups;
+    let epilogue = shape.limit.map_or(Epilogue::None, |limit| Epilogue::SwiGlu { limit });
+    let cols_out = if shape.limit.is_some() { weight_rows / 2 } else { weight_rows };
+    let x = case.real("x", shape.dtype, x);
+    let weight = case.weight("weight", Stored::Bf16(weight.to_vec()));
+    let dtype = if shape.f32_out { Dtype::F32 } else { shape.dtype };
+    let out = case.out("out", dtype, shape.rows * cols_out);
+    let cols_in = shape.depth * shape.groups;
+    let op =
+        Linear { x, weight, out, rows: shape.rows, cols_in, weight_rows, groups: shape.groups, epilogue };
+    assert_eq!(op.cols_out(), cols_out);
+    case.op(Op::Linear(op));
+    Built { case, out }
+}
+
+fn inputs(shape: &Shape, seed: u64) -> (Vec<f32>, Vec<f32>) {
+    let mut draw = Draw::new(seed);
+    let scale = (1.0 / shape.depth as f32).sqrt();
+    (
+        draw.exact(shape.rows * shape.depth * shape.groups, 1.0),
+        draw.exact(shape.per_group * shape.groups * shape.depth, scale),
+    )
+}
+
+/// Per row and weight row: the exact sum, and what an f32 sum of K products can be off by in any order, K eps sum |x w|.
+fn sums(shape: &Shape, x: &[f32], weight: &[f32]) -> Vec<(f64, f64)> {
+    let mut all = Vec::new();
+    for r in 0..shape.rows {
+        for n in 0..shape.per_group * shape.groups {
+            let x = &x[(r * shape.groups + n / shape.per_group) * shape.depth..][..shape.depth];
+            let w = &weight[n * shape.depth..][..shape.depth];
+            let products = || x.iter().zip(w).map(|(a, b)| f64::from(*a) * f64::from(*b));
+            let magnitude: f64 = products().map(f64::abs).sum();
+            all.push((products().sum(), shape.depth as f64 * EPS * magnitude));
+        }
+    }
+    all
+}
+
+/// silu has a slope of at most 1.1 and |silu(g)| <= |g|; g and u are off by their sums' bound and one rounding each to
+/// the activation type, and the epilogue adds about eight roundings of f32.
+fn swiglu_bound(gate: (f64, f64), up: (f64, f64), limit: f32, dtype: Dtype) -> f64 {
+    let off = |(v, b): (f64, f64)| b + eps_of(dtype) * (v.abs() + b);
+    let limit = if limit > 0.0 { f64::from(limit) } else { f64::INFINITY };
+    let (g, u) = (gate.0.min(limit).abs() + off(gate), (up.0.abs() + off(up)).min(limit));
+    1.1 * off(gate) * u + g * off(up) + 8.0 * EPS * g * u
+}
+
+fn bounds(shape: &Shape, x: &[f32], weight: &[f32]) -> Vec<f64> {
+    let sums = sums(shape, x, weight);
+    let Some(limit) = shape.limit else { return sums.iter().map(|s| s.1).collect() };
+    let rows = sums.chunks(shape.per_group);
+    rows.flat_map(|row| {
+        let (gate, up) = row.split_at(shape.per_group / 2);
+        gate.iter().zip(up).map(|(&g, &u)| swiglu_bound(g, u, limit, shape.dtype)).collect::<Vec<_>>()
+    })
+    .collect()
+}
+
+#[test]
+fn two_groups_by_hand() {
+    // Group 0 sees (1, 2), group 1 sees (3, 4); each has two outputs.
+    let shape =
+        Shape { rows: 1, depth: 2, per_group: 2, groups: 2, limit: None, dtype: Dtype::F32, f32_out: true };
+    let built = build(&shape, &[1.0, 2.0, 3.0, 4.0], &[1.0, 0.0, 10.0, 1.0, 0.0, 1.0, -1.0, 2.0]);
+    for found in built.case.run().all {
+        assert_eq!(found.real(&built.out), [1.0, 12.0, 4.0, 5.0], "{}", found.executor);
+    }
+}
+
+#[test]
+fn swiglu_clamps_the_gate_from_above_and_the_up_on_both_sides() {
+    let shape = Shape {
+        rows: 4,
+        depth: 2,
+        per_group: 2,
+        groups: 1,
+        limit: Some(2.0),
+        dtype: Dtype::F32,
+        f32_out: true,
+    };
+    let silu = |g: f64| g / (1.0 + (-g).exp());
+    // Rows are (gate, up).
+    let built = build(&shape, &[5.0, -7.0, -5.0, 7.0, 1.0, 1.5, 0.0, 9.0], &[1.0, 0.0, 0.0, 1.0]);
+    let want = [silu(2.0) * -2.0, silu(-5.0) * 2.0, silu(1.0) * 1.5, 0.0];
+    for found in built.case.run().all {
+        for (f, w) in found.real(&built.out).iter().zip(want) {
+            assert!((f - w).abs() < 1e-6, "{}: {f} {w}", found.executor);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(config(32))]
+
+    #[test]
+    fn is_the_oracles(shape in shapes(), seed: u64) {
+        // Few columns may all be near zero under SwiGLU; the bound is then compared with nothing.
+        prop_assume!(shape.limit.is_none() || shape.per_group * shape.rows >= 12);
+        let (x, weight) = inputs(&shape, seed);
+        let built = build(&shape, &x, &weight);
+        built.case.run().agree_within(&built.out, &bounds(&shape, &x, &weight));
+    }
+
+    /// A row has the same bits alone as among others.
+    #[test]
+    fn rows_do_not_change_each_other(shape in shapes(), seed: u64) {
+        let (x, weight) = inputs(&shape, seed);
+        let whole = build(&shape, &x, &weight);
+        let (width, last) = (shape.depth * shape.groups, shape.rows - 1);
+        let alone = build(&Shape { rows: 1, ..shape.clone() }, &x[last * width..], &weight);
+        let single = alone.case.run();
+        for (e, found) in whole.case.run().all.iter().enumerate() {
+            let all = found.real(&whole.out);
+            let one = single.all[e].real(&alone.out);
+            prop_assert_eq!(&all[all.len() - one.len()..], &one[..]);
+        }
+    }
+
+    /// Without an epilogue, twice the input is exactly twice the output.
+    #[test]
+    fn doubling_is_exact(shape in shapes(), seed: u64) {
+        prop_assume!(shape.limit.is_none());
+        let (x, weight) = inputs(&shape, seed);
+        let doubled: Vec<f32> = x.iter().map(|v| 2.0 * v).collect();
+        let (once, twice) = (build(&shape, &x, &weight), build(&shape, &doubled, &weight));
+        let twice_run = twice.case.run();
+        for (e, found) in once.case.run().all.iter().enumerate() {
+            let want: Vec<f64> = found.real(&once.out).iter().map(|v| 2.0 * v).collect();
+            prop_assert_eq!(twice_run.all[e].real(&twice.out), want);
+        }
+    }
+}
