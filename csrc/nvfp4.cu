@@ -88,7 +88,7 @@ FL_KERNEL(kThreads, nvfp4_quantize, Fp4QuantizeParams) {
 #pragma unroll
   for (int i = 0; i < kUnit; ++i) {
     int64_t at = unit * kUnit + i;
-    v[i] = p.f32 ? ((const float*)p.x)[at] : bf16_to_float(((const uint16_t*)p.x)[at]);
+    v[i] = p.is_f32 ? ((const float*)p.x)[at] : bf16_to_float(((const uint16_t*)p.x)[at]);
   }
   uint32_t words[4] = {};
   if (p.mxfp4) {

@@ -21,6 +21,6 @@ typedef struct {
   int64_t elements;
   float scale2;
   int32_t mxfp4;
-  int32_t f32;
+  int32_t is_f32;
   int32_t pad;
 } Fp4QuantizeParams;

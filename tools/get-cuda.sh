@@ -36,7 +36,7 @@ for wheel in sorted((target / "wheels").glob("*.whl")):
     zipfile.ZipFile(wheel).extractall(target / "site")
 PY
 ln -s site/nvidia/cu13 "$target/cuda"
-ln -s site/clang/native "$target/libclang"
+ln -s site/libclang-18.1.1.data/platlib/clang/native "$target/libclang"
 ln -s lib "$target/cuda/lib64"
 chmod +x "$target"/cuda/bin/* "$target"/cuda/nvvm/bin/*
 rm -rf "$target/wheels"

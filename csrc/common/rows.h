@@ -5,7 +5,7 @@
 #include "weight.h"
 
 FL_DEVICE float gain_at(const Gain& gain, int64_t i) {
-  return gain.f32 ? ((const float*)gain.data)[i] : bf16_to_float(((const uint16_t*)gain.data)[i]);
+  return gain.is_f32 ? ((const float*)gain.data)[i] : bf16_to_float(((const uint16_t*)gain.data)[i]);
 }
 
 // Eight bf16 at `p`, which is 16-byte aligned.

@@ -26,6 +26,6 @@ typedef struct {
 /* A vector of gains, bf16 or f32. */
 typedef struct {
   const void *data;
-  int32_t f32;
+  int32_t is_f32;
   int32_t pad;
 } Gain;
