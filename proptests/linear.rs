@@ -1,5 +1,6 @@
 //! `linear` against the oracle, and its laws.
 
+use flashlane::format::{amax, fp8_block, mxfp4, nvfp4};
 use flashlane::ops::{Epilogue, Linear, Op};
 use proptest::prelude::*;
 
@@ -42,7 +43,7 @@ fn build(shape: &Shape, x: &[f32], weight: &[f32]) -> Built {
     let epilogue = shape.limit.map_or(Epilogue::None, |limit| Epilogue::SwiGlu { limit });
     let cols_out = if shape.limit.is_some() { weight_rows / 2 } else { weight_rows };
     let x = case.real("x", shape.dtype, x);
-    let weight = case.weight("weight", Stored::Bf16(weight.to_vec()));
+    let weight = case.weight("weight", weight_rows, shape.depth, Stored::Bf16(weight.to_vec()));
     let dtype = if shape.f32_out { Dtype::F32 } else { shape.dtype };
     let out = case.out("out", dtype, shape.rows * cols_out);
     let cols_in = shape.depth * shape.groups;
@@ -127,6 +128,31 @@ fn swiglu_clamps_the_gate_from_above_and_the_up_on_both_sides() {
         for (f, w) in found.real(&built.out).iter().zip(want) {
             assert!((f - w).abs() < 1e-6, "{}: {f} {w}", found.executor);
         }
+    }
+}
+
+/// The same numbers in the formats of checkpoints: what a format decodes to is exact, so the bound is that of its values.
+#[test]
+fn every_storage_format_is_the_oracles() {
+    let mut draw = Draw::new(7);
+    let (rows, depth, outs) = (3, 256, 132);
+    let values = draw.normals(outs * depth, 0.1);
+    let (fp8, fp8_scales) = fp8_block::quantize(&values, depth).unwrap();
+    let (mx, mx_scales) = mxfp4::quantize(&values).unwrap();
+    let nv = nvfp4::quantize(&values, nvfp4::scale2_for(amax(&values))).unwrap();
+    let formats = [
+        Stored::Fp8 { codes: fp8, scales: fp8_scales },
+        Stored::MxFp4 { codes: mx, scales: mx_scales },
+        Stored::NvFp4 { codes: nv.codes, scales: nv.scales, scale2: nv.scale2 },
+    ];
+    for (stored, dtype) in formats.into_iter().zip([Dtype::Bf16, Dtype::F32, Dtype::Bf16]) {
+        let shape = Shape { rows, depth, per_group: outs, groups: 1, limit: None, dtype, f32_out: true };
+        let x = draw.exact(rows * depth, 1.0);
+        let mut built = build(&shape, &x, &values);
+        built.case.weights[0].1.stored = stored;
+        let decoded = built.case.weights[0].1.values().unwrap();
+        assert!(decoded.iter().zip(&values).any(|(a, b)| a != b), "quantising must change something");
+        built.case.run().agree_within(&built.out, &bounds(&shape, &x, &decoded));
     }
 }
 

@@ -9,7 +9,7 @@ fn case(rows: usize, x: &[f32], weight: &[f32], dtype: Dtype) -> (Case, Value) {
     let mut case = Case::new();
     let width = weight.len();
     let x = case.real("x", dtype, x);
-    let weight = case.weight_f32("weight", weight);
+    let weight = case.vector("weight", weight);
     let out = case.out("out", dtype, rows * width);
     case.op(Op::RmsNorm(RmsNorm { x, weight, out, rows, width, eps: 1e-6 }));
     (case, out)

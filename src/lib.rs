@@ -4,6 +4,7 @@ pub mod cache;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 pub mod checkpoint;
+pub mod cpu;
 pub mod engine;
 pub mod format;
 pub mod model;

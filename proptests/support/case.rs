@@ -2,19 +2,73 @@
 
 use std::ops::Range;
 
-use flashlane::ops::{BufferId, Dtype, Op, Tokens, Value};
+use flashlane::format::{fp8_block, mxfp4, nvfp4};
+use flashlane::ops::{BufferId, Dtype, Op, ROPE_DIM, Tokens, Value};
 use flashlane::step::{
     ALIGN, Buffer, Class, Graph, LaneId, LaneInfo, Memory, Node, Plan, PoolId, Resident, StateId, WeightId,
 };
 use half::bf16;
 
-/// A weight as a test states it. Executors make of it what they hold.
+use super::pages::rope_table;
+
+/// The elements of a weight as a checkpoint may store them.
 #[derive(Clone, Debug)]
 pub(crate) enum Stored {
     F32(Vec<f32>),
     /// Values that are exact in bf16.
     Bf16(Vec<f32>),
+    Fp8 {
+        codes: Vec<u8>,
+        scales: Vec<u8>,
+    },
+    NvFp4 {
+        codes: Vec<u8>,
+        scales: Vec<u8>,
+        scale2: f32,
+    },
+    MxFp4 {
+        codes: Vec<u8>,
+        scales: Vec<u8>,
+    },
     Table(Vec<i32>),
+}
+
+/// A weight `[rows, cols]` as a test states it. Executors make of it what they hold.
+#[derive(Clone, Debug)]
+pub(crate) struct TestWeight {
+    pub(crate) rows: usize,
+    pub(crate) cols: usize,
+    pub(crate) stored: Stored,
+}
+
+impl TestWeight {
+    /// The elements, exactly; `None` for a table.
+    pub(crate) fn values(&self) -> Option<Vec<f32>> {
+        let mut out = vec![0.0; self.rows * self.cols];
+        match &self.stored {
+            Stored::F32(data) | Stored::Bf16(data) => out.copy_from_slice(data),
+            Stored::Fp8 { codes, scales } => {
+                let scales = fp8_block::BlockScales::Ue8m0(scales);
+                fp8_block::dequantize(codes, scales, self.cols, &mut out).unwrap();
+            }
+            Stored::NvFp4 { codes, scales, scale2 } => {
+                nvfp4::dequantize(codes, scales, *scale2, &mut out).unwrap();
+            }
+            Stored::MxFp4 { codes, scales } => mxfp4::dequantize(codes, scales, &mut out).unwrap(),
+            Stored::Table(_) => return None,
+        }
+        Some(out)
+    }
+
+    fn bytes(&self) -> usize {
+        match &self.stored {
+            Stored::F32(data) => 4 * data.len(),
+            Stored::Bf16(data) => 2 * data.len(),
+            Stored::Fp8 { codes, scales } | Stored::MxFp4 { codes, scales } => codes.len() + scales.len(),
+            Stored::NvFp4 { codes, scales, .. } => codes.len() + scales.len() + 4,
+            Stored::Table(data) => 4 * data.len(),
+        }
+    }
 }
 
 /// A buffer's bytes before the run, those of them that must not matter, and those that must be written.
@@ -33,7 +87,7 @@ const GUARD: usize = 4 * ALIGN;
 pub(crate) struct Case {
     pub(crate) graph: Graph,
     pub(crate) plan: Plan,
-    pub(crate) weights: Vec<(WeightId, Stored)>,
+    pub(crate) weights: Vec<(WeightId, TestWeight)>,
     contents: Vec<Content>,
     pools: u32,
     states: u32,
@@ -121,20 +175,24 @@ impl Case {
         self.value(name, dtype, len, Content { bytes, unread: vec![whole], written: Vec::new() })
     }
 
-    pub(crate) fn weight(&mut self, name: &str, stored: Stored) -> Value {
+    /// A weight `[rows, cols]` in a storage format.
+    pub(crate) fn weight(&mut self, name: &str, rows: usize, cols: usize, stored: Stored) -> Value {
         let id = WeightId(u32::try_from(self.weights.len()).unwrap());
-        let len = match &stored {
-            Stored::F32(data) => 4 * data.len(),
-            Stored::Bf16(data) => 2 * data.len(),
-            Stored::Table(data) => 4 * data.len(),
-        };
-        self.weights.push((id, stored));
+        let weight = TestWeight { rows, cols, stored };
+        let len = weight.bytes();
+        self.weights.push((id, weight));
         let content = Content { bytes: vec![0; len], ..Content::default() };
         Value { buffer: self.buffer(name, Class::Weight(id), Dtype::U8, len, content), dtype: Dtype::U8, len }
     }
 
-    pub(crate) fn weight_f32(&mut self, name: &str, data: &[f32]) -> Value {
-        self.weight(name, Stored::F32(data.to_vec()))
+    /// A small f32 weight.
+    pub(crate) fn vector(&mut self, name: &str, data: &[f32]) -> Value {
+        self.weight(name, 1, data.len(), Stored::F32(data.to_vec()))
+    }
+
+    /// The rotation table of `positions` positions, by the plain frequencies.
+    pub(crate) fn rope(&mut self, positions: usize) -> Value {
+        self.weight("rope", positions, ROPE_DIM, Stored::F32(rope_table(positions)))
     }
 
     /// A pool with a guard behind its last page.
@@ -161,6 +219,19 @@ impl Case {
     /// Declares bytes that the node has no business reading.
     pub(crate) fn unread(&mut self, buffer: BufferId, bytes: Range<usize>) {
         self.contents[buffer.0 as usize].unread.push(bytes);
+    }
+
+    /// Declares every byte of a buffer unreadable but the given ones.
+    pub(crate) fn unread_except(&mut self, buffer: BufferId, readable: &[Range<usize>]) {
+        let mut start = 0;
+        let mut sorted = readable.to_vec();
+        sorted.sort_by_key(|r| r.start);
+        for range in sorted {
+            self.unread(buffer, start..range.start.max(start));
+            start = start.max(range.end);
+        }
+        let end = self.contents[buffer.0 as usize].bytes.len();
+        self.unread(buffer, start..end);
     }
 
     /// As [`unread`](Self::unread), in elements of a value.

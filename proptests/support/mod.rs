@@ -1,19 +1,23 @@
 //! The harness of the property tests: a case is one node with its memory, run by every executor and judged by the oracle.
 //!
 //! `case` builds it from a description, `run` executes it under two poisons and checks that declared means declared,
-//! `judge` compares what came out, `draw` makes the numbers, `pages` the pools. An executor plugs in at
-//! [`executors`](run::executors).
+//! `judge` compares what came out, `bounds` carries error bounds through the steps that operations share, `draw` makes the
+//! numbers, `pages` the pools. An executor plugs in at [`executors`](run::executors).
 
+mod bounds;
 mod case;
+#[cfg(feature = "cuda")]
+pub(crate) mod cuda;
 mod draw;
 mod judge;
 mod pages;
 mod run;
 
+pub(crate) use bounds::{Off, hadamard_off, index_step, kv_step, norm_off, rope_off};
 pub(crate) use case::{Case, Stored};
 pub(crate) use draw::{Draw, config};
-pub(crate) use judge::{EPS, bf16_step, eps_of};
-pub(crate) use pages::{Book, rope_table};
+pub(crate) use judge::{EPS, eps_of};
+pub(crate) use pages::{Book, index_bytes, index_row, kv_bytes, kv_row, rope_table};
 pub(crate) use run::{Found, Runs};
 
-pub(crate) use flashlane::ops::{Dtype, Tokens, Value};
+pub(crate) use flashlane::ops::{Dtype, Value};

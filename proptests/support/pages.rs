@@ -1,5 +1,11 @@
 //! Pools whose pages lie in shuffled order, as a cache that has run for a while leaves them.
 
+use std::ops::Range;
+
+use flashlane::format::index_row::IndexFormat;
+use flashlane::format::kv_row::KvFormat;
+use flashlane::ops::{HEAD_DIM, INDEX_DIM};
+
 use super::draw::Draw;
 
 /// Page numbers of several requests laid out over the pages of one pool. Page 0 belongs to nobody.
@@ -40,4 +46,54 @@ impl Book {
 /// A rotation table whose angles differ everywhere: `[positions, 32, 2]`.
 pub(crate) fn rope_table(positions: usize) -> Vec<f32> {
     flashlane::format::rope::RopeParams { theta: 10_000.0, yarn: None }.table(positions)
+}
+
+/// The bytes of a key/value row within its pool.
+pub(crate) fn kv_bytes(
+    format: KvFormat,
+    page_rows: usize,
+    (page, place): (usize, usize),
+) -> [Range<usize>; 2] {
+    let (data, scales) = format.row_ranges(place, page_rows);
+    [data, scales].map(|r| moved(r, page * format.page_bytes(page_rows)))
+}
+
+/// The bytes of an index key within its pool.
+pub(crate) fn index_bytes(
+    format: IndexFormat,
+    page_rows: usize,
+    (page, place): (usize, usize),
+) -> [Range<usize>; 2] {
+    let (codes, scales) = format.row_ranges(place, page_rows);
+    [codes, scales].map(|r| moved(r, page * format.page_bytes(page_rows)))
+}
+
+fn moved(range: Range<usize>, by: usize) -> Range<usize> {
+    range.start + by..range.end + by
+}
+
+/// A stored key/value row as numbers.
+pub(crate) fn kv_row(
+    format: KvFormat,
+    page_rows: usize,
+    pool: &[u8],
+    (page, place): (usize, usize),
+) -> Vec<f64> {
+    let bytes = format.page_bytes(page_rows);
+    let mut out = [0.0; HEAD_DIM];
+    format.decode_row(&pool[page * bytes..(page + 1) * bytes], place, page_rows, &mut out);
+    out.iter().map(|&v| f64::from(v)).collect()
+}
+
+/// A stored index key as numbers.
+pub(crate) fn index_row(
+    format: IndexFormat,
+    page_rows: usize,
+    pool: &[u8],
+    (page, place): (usize, usize),
+) -> Vec<f64> {
+    let bytes = format.page_bytes(page_rows);
+    let mut out = [0.0; INDEX_DIM];
+    format.decode_row(&pool[page * bytes..(page + 1) * bytes], place, page_rows, &mut out);
+    out.iter().map(|&v| f64::from(v)).collect()
 }

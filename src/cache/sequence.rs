@@ -7,7 +7,7 @@ use crate::model::CacheSize;
 use crate::ops::{BLOCK_TOKENS, PAGE_ROWS, WINDOW};
 
 /// Window pages that a request can hold at once: a prefill block's 256 rows and the 127 before them.
-pub(super) const WINDOW_PAGES: usize = (BLOCK_TOKENS + WINDOW - 1).div_ceil(PAGE_ROWS) + 1;
+pub(crate) const WINDOW_PAGES: usize = (BLOCK_TOKENS + WINDOW - 1).div_ceil(PAGE_ROWS) + 1;
 
 /// All pages of one engine.
 #[derive(Clone, Debug)]

@@ -172,8 +172,11 @@ impl Bound<'_> {
         let (codes, scales) = format.bytes(rows, cols);
         self.expect_bytes(operand, stack * codes, weight.codes.len())?;
         self.expect_bytes(operand, stack * scales, weight.scales.as_ref().map_or(0, super::DeviceBuffer::len))?;
-        let globals = if format == MatrixFormat::Nvfp4 { 4 * stack } else { 0 };
-        self.expect_bytes(operand, globals, weight.global.as_ref().map_or(0, super::DeviceBuffer::len))?;
+        let globals = weight.global.as_ref().map_or(0, |b| b.len() / 4);
+        if format == MatrixFormat::Nvfp4 && globals < stack {
+            let operand = "second-level scales";
+            return Err(CudaError::Length { op: self.op, operand, expected: stack, found: globals });
+        }
         let address = |b: &Option<super::DeviceBuffer>| b.as_ref().map_or(0, super::DeviceBuffer::address);
         Ok(ffi::Weight {
             codes: weight.codes.address() as *const c_void,

@@ -1,5 +1,19 @@
-//! The engine: requests in, tokens out. One OS thread owns the device and the steps.
+//! The engine: requests in, tokens out.
+//!
+//! One OS thread owns the device and the steps. Requests join and leave between steps; prefill runs in blocks of 256 tokens
+//! on a fixed grid of positions, alternating with decode steps, so which block computes a token depends on its request
+//! alone. A step is built, planned and *proved* before the engine starts; an unproved one is refused.
 
 pub mod api;
+mod bucket;
+mod device;
+mod handle;
+pub mod inputs;
+mod logprobs;
+mod request;
+mod scheduler;
 
 pub use api::*;
+pub use bucket::{DECODE_BUCKETS, Prepared, Unprovable, prepare};
+pub use device::{Device, HostDevice};
+pub use handle::{Engine, EngineConfig, StartError};

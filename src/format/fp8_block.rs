@@ -45,12 +45,12 @@ impl BlockScales<'_> {
         }
     }
 
-    /// The first scale that is not a finite number above zero, as an error.
+    /// The first scale that is negative or not finite, as an error. Zero is a block of zeros.
     ///
     /// # Errors
     /// [`FormatError::Scale`].
     pub fn check(&self) -> Result<(), FormatError> {
-        let bad = |i: &usize| !(self.value(*i).is_finite() && self.value(*i) > 0.0);
+        let bad = |i: &usize| !(self.value(*i).is_finite() && self.value(*i) >= 0.0);
         match (0..self.len()).find(bad) {
             Some(index) => Err(FormatError::Scale { index }),
             None => Ok(()),
@@ -183,7 +183,7 @@ mod tests {
             dequantize(&[0; 4], BlockScales::Ue8m0(&[255]), 2, out),
             Err(FormatError::Scale { index: 0 })
         );
-        for bad in [f32::NAN, f32::INFINITY, -1.0, 0.0] {
+        for bad in [f32::NAN, f32::INFINITY, -1.0] {
             let checked = dequantize(&[0; 4], BlockScales::F32(&bad.to_le_bytes()), 2, out);
             assert_eq!(checked, Err(FormatError::Scale { index: 0 }));
         }

@@ -45,7 +45,7 @@ pub enum FormatError {
     #[error("{what} must be a multiple of {block}, found {found}")]
     Multiple { what: &'static str, block: usize, found: usize },
     /// A scale is NaN, negative or infinite, so the block has no value.
-    #[error("scale {index} is not a finite positive number")]
+    #[error("scale {index} is not a finite number from 0 up")]
     Scale { index: usize },
     /// MXFP4 scales span more powers of two than NVFP4 scales can hold.
     #[error(

@@ -3,12 +3,14 @@
 
 mod attention;
 mod layout;
+mod load;
 mod moe;
 mod registry;
 mod step;
 mod weights;
 
 pub use layout::{CacheLayout, CacheSize, LayerCache};
+pub use load::{LoadError, Loaded, load};
 pub use registry::{Entry, Registry, Source};
 pub use step::{ModelStep, StepIo, StepShape, build_step};
 pub use weights::{AttentionWeights, IndexerWeights, LayerWeights, ModelWeights, MoeWeights, Routing};

@@ -206,42 +206,16 @@ fn open<'s>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::checkpoint::ModelConfig;
+    use crate::checkpoint::{ModelConfig, synthetic};
     use crate::format::index_row::IndexFormat;
     use crate::format::kv_row::KvFormat;
     use crate::model::CacheSize;
 
-    fn config() -> ModelConfig {
-        ModelConfig {
-            hidden_size: 256,
-            num_hidden_layers: 5,
-            num_attention_heads: 4,
-            q_lora_rank: 128,
-            o_lora_rank: 128,
-            o_groups: 2,
-            compress_ratios: vec![0, 4, 128, 4, 0, 0],
-            index_n_heads: 8,
-            index_topk: 16,
-            n_routed_experts: 8,
-            num_experts_per_tok: 2,
-            moe_intermediate_size: 128,
-            routed_scaling_factor: 1.5,
-            swiglu_limit: 10.0,
-            num_hash_layers: 1,
-            hc_mult: 4,
-            hc_sinkhorn_iters: 20,
-            hc_eps: 1e-6,
-            rms_norm_eps: 1e-6,
-            vocab_size: 768,
-            rope_theta: 1e4,
-            compress_rope_theta: 1.6e5,
-            yarn: None,
-        }
-    }
-
     #[test]
     fn a_step_builds_forked_and_connected() {
-        let (weights, _) = ModelWeights::new(&config(), 4096);
+        let compress_ratios = vec![0, 4, 128, 4, 0];
+        let config = ModelConfig { num_hidden_layers: 5, compress_ratios, ..synthetic::tiny_config() };
+        let (weights, _) = ModelWeights::new(&config, 4096);
         let numerics =
             Numerics { activation: Dtype::F32, trained: false, kv: KvFormat::F32, index: IndexFormat::F32 };
         let layout = CacheLayout::new(&weights, numerics, CacheSize { window_pages: 9, blocks: 9, slots: 4 });

@@ -80,7 +80,9 @@ impl ModelWeights {
     pub fn new(config: &ModelConfig, max_positions: usize) -> (Self, Registry) {
         let mut registry = Registry::default();
         let mut r = Names { registry: &mut registry, config };
-        let ropes = [r.rope("rope.plain", 0, max_positions), r.rope("rope.yarn", 4, max_positions)];
+        let yarn = RopeParams { theta: config.compress_rope_theta, yarn: config.yarn };
+        let plain = RopeParams { theta: config.rope_theta, yarn: None };
+        let ropes = [r.rope("rope.plain", plain, max_positions), r.rope("rope.yarn", yarn, max_positions)];
         let embed = r.registry.bf16("embed.weight", config.vocab_size, config.hidden_size);
         let layers = (0..config.num_hidden_layers).map(|l| r.layer(l, &ropes)).collect();
         let hyper_head = r.hyper("hc_head", r.config.hc_mult, 1);
@@ -96,8 +98,7 @@ struct Names<'a> {
 }
 
 impl Names<'_> {
-    fn rope(&mut self, name: &str, ratio: usize, positions: usize) -> Weight {
-        let rope: RopeParams = self.config.rope(ratio);
+    fn rope(&mut self, name: &str, rope: RopeParams, positions: usize) -> Weight {
         let source = Source::Rope { rope, positions };
         self.registry.add(name, source, positions, ROPE_DIM, positions * ROPE_DIM * 4)
     }

@@ -45,10 +45,10 @@ pub(super) fn run(op: &Sample, io: &mut Io<'_, '_>) -> Result<(), ExecError> {
     Ok(())
 }
 
-/// Ids by falling logit, ties to the smaller id.
+/// Ids by falling logit, ties to the smaller id; -0 ties with 0.
 fn by_likelihood(row: &[f64]) -> Vec<usize> {
     let mut ids: Vec<usize> = (0..row.len()).collect();
-    ids.sort_by(|&a, &b| row[b].total_cmp(&row[a]).then(a.cmp(&b)));
+    ids.sort_by(|&a, &b| row[b].partial_cmp(&row[a]).unwrap_or(std::cmp::Ordering::Equal).then(a.cmp(&b)));
     ids
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::model::Loaded;
 use crate::step::WeightId;
 
 #[derive(Clone, Debug)]
@@ -20,6 +21,24 @@ impl Weights {
     #[must_use]
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Decodes loaded weights.
+    #[must_use]
+    pub fn from_loaded(loaded: &[(WeightId, Loaded)]) -> Self {
+        let mut weights = Self::new();
+        for (id, loaded) in loaded {
+            match loaded {
+                Loaded::Matrix(matrix) => {
+                    let mut values = vec![0.0; matrix.rows * matrix.cols];
+                    matrix.decode_rows(0..matrix.rows, &mut values);
+                    weights.insert_f32(*id, &values);
+                }
+                Loaded::Floats(values) => weights.insert_f32(*id, values),
+                Loaded::Table(table) => weights.insert_table(*id, table.ids.to_vec()),
+            }
+        }
+        weights
     }
 
     /// Numbers, row-major.

@@ -1,8 +1,5 @@
 //! The operations as methods of a lane: each checks its shapes, makes its output and appends one launch.
 
-// Outputs, states and tails are consumed so that each is written once.
-#![allow(clippy::needless_pass_by_value)]
-
 use std::panic::Location;
 
 use super::builder::{Inner, Output, Rows, Settled, State, T, Tail, Weight};

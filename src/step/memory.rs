@@ -151,20 +151,19 @@ impl<'a> Operands<'a> {
         }
         split_arena(&mut memory.arena, arena, &mut slots)
             .map_err(|id| OperandError::Overlap { op, buffer: graph.buffer(id).name.clone() })?;
-        let mut take = |all: &mut dyn Iterator<Item = (BufferId, &'a mut Bytes)>| {
-            for (id, bytes) in all {
-                if let Some(&(_, mode)) = wanted.iter().find(|(w, _)| *w == id) {
-                    slots.push((id, slot(bytes, mode)));
-                }
+        let (mut host, mut pools, mut states) = (Vec::new(), Vec::new(), Vec::new());
+        for (id, mode) in wanted {
+            match graph.buffer(id).class {
+                Class::Pool(pool) => pools.push((pool.0, id, mode)),
+                Class::State(state) => states.push((state.0, id, mode)),
+                _ => host.push((id.0, id, mode)),
             }
-        };
-        let of = |class: Class| {
-            let at = graph.buffers.iter().position(|b| b.class == class);
-            BufferId(at.and_then(|i| u32::try_from(i).ok()).unwrap_or(u32::MAX))
-        };
-        take(&mut (0u32..).zip(&mut memory.host).map(|(i, b)| (BufferId(i), b)));
-        take(&mut (0u32..).zip(&mut resident.pools).map(|(i, b)| (of(Class::Pool(super::PoolId(i))), b)));
-        take(&mut (0u32..).zip(&mut resident.states).map(|(i, b)| (of(Class::State(super::StateId(i))), b)));
+        }
+        for (all, wanted) in
+            [(&mut memory.host, host), (&mut resident.pools, pools), (&mut resident.states, states)]
+        {
+            pick(all, wanted, &mut slots);
+        }
         Ok(Self { op, slots })
     }
 
@@ -216,6 +215,26 @@ fn slot(bytes: &mut [u8], mode: Mode) -> Slot<'_> {
     match mode {
         Mode::Read => Slot::Read(bytes),
         Mode::Write => Slot::Write(bytes),
+    }
+}
+
+/// Lends the wanted elements of `all`, each by its index; one that is not there is left out, and found to be undeclared.
+fn pick<'a>(
+    all: &'a mut [Bytes],
+    mut wanted: Vec<(u32, BufferId, Mode)>,
+    slots: &mut Vec<(BufferId, Slot<'a>)>,
+) {
+    wanted.sort_unstable_by_key(|w| w.0);
+    let (mut rest, mut base) = (all, 0);
+    for (index, id, mode) in wanted {
+        let Some(skip) = (index as usize).checked_sub(base) else { continue };
+        let Some((bytes, tail)) =
+            std::mem::take(&mut rest).get_mut(skip..).and_then(<[Bytes]>::split_first_mut)
+        else {
+            return;
+        };
+        slots.push((id, slot(bytes, mode)));
+        (rest, base) = (tail, index as usize + 1);
     }
 }
 

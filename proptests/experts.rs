@@ -1,0 +1,234 @@
+//! `experts` against the oracle: any distribution of tokens over experts.
+
+use flashlane::ops::{ExpertsDown, ExpertsUp, Op};
+use proptest::prelude::*;
+
+use crate::support::{Case, Draw, Dtype, EPS, Stored, Value, config, eps_of};
+
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    rows: usize,
+    experts: usize,
+    k: usize,
+    hidden: usize,
+    width: usize,
+    dtype: Dtype,
+}
+
+fn shapes() -> impl Strategy<Value = Shape> {
+    (1usize..7, 1usize..6, 1usize..5, 8usize..40, 4usize..24, any::<bool>()).prop_map(
+        |(rows, experts, k, hidden, width, bf16)| {
+            let dtype = if bf16 { Dtype::Bf16 } else { Dtype::F32 };
+            Shape { rows, experts, k, hidden, width, dtype }
+        },
+    )
+}
+
+/// Everything both operations need.
+struct Data {
+    x: Vec<f32>,
+    ids: Vec<i32>,
+    scale: Vec<f32>,
+    up: Vec<f32>,
+    h: Vec<f32>,
+    down: Vec<f32>,
+    shared: Vec<f32>,
+}
+
+fn data(shape: Shape, ids: Vec<i32>, seed: u64) -> Data {
+    let Shape { rows, experts, k, hidden, width, .. } = shape;
+    let mut draw = Draw::new(seed);
+    Data {
+        x: draw.exact(rows * hidden, 1.0),
+        ids,
+        scale: (0..rows * k).map(|_| 0.5 + draw.uniform() / 4.0).collect(),
+        up: draw.exact(experts * 2 * width * hidden, (2.0 / hidden as f32).sqrt()),
+        h: draw.exact(rows * k * width, 1.0),
+        down: draw.exact(experts * hidden * width, (1.0 / width as f32).sqrt()),
+        shared: draw.exact(rows * hidden, 1.0),
+    }
+}
+
+/// Ids of which about one in eight names no expert.
+fn some_ids(shape: Shape, seed: u64) -> Vec<i32> {
+    let mut draw = Draw::new(seed ^ 1);
+    (0..shape.rows * shape.k)
+        .map(|_| match draw.below(8) {
+            0 => [-1, i32::try_from(shape.experts).unwrap(), i32::MAX][draw.below(3)],
+            _ => i32::try_from(draw.below(shape.experts)).unwrap(),
+        })
+        .collect()
+}
+
+fn up(shape: Shape, data: &Data, limit: f32) -> (Case, Value) {
+    let Shape { rows, experts, k, hidden, width, dtype } = shape;
+    let mut case = Case::new();
+    let tokens = case.tokens(1, &vec![0; rows]);
+    let x = case.real("x", dtype, &data.x);
+    let ids = case.ints("ids", &data.ids);
+    let weights = case.real("weights", Dtype::F32, &data.scale);
+    let weight = case.weight("weight", experts * 2 * width, hidden, Stored::Bf16(data.up.clone()));
+    let h = case.out("h", dtype, rows * k * width);
+    case.op(Op::ExpertsUp(ExpertsUp {
+        tokens,
+        x,
+        ids,
+        weights,
+        weight,
+        h,
+        experts,
+        k,
+        hidden,
+        width,
+        limit,
+    }));
+    (case, h)
+}
+
+fn down(shape: Shape, data: &Data) -> (Case, Value) {
+    let Shape { rows, experts, k, hidden, width, dtype } = shape;
+    let mut case = Case::new();
+    let tokens = case.tokens(1, &vec![0; rows]);
+    let h = case.real("h", dtype, &data.h);
+    for slot in (0..rows * k).filter(|&s| expert(shape, data.ids[s]).is_none()) {
+        case.unread_elements(&h, slot * width..(slot + 1) * width);
+    }
+    let ids = case.ints("ids", &data.ids);
+    let weight = case.weight("weight", experts * hidden, width, Stored::Bf16(data.down.clone()));
+    let shared = case.real("shared", dtype, &data.shared);
+    let y = case.out("y", dtype, rows * hidden);
+    case.op(Op::ExpertsDown(ExpertsDown { tokens, h, ids, weight, shared, y, experts, k, hidden, width }));
+    (case, y)
+}
+
+fn expert(shape: Shape, id: i32) -> Option<usize> {
+    usize::try_from(id).ok().filter(|&e| e < shape.experts)
+}
+
+/// A dot product, and its magnitude: the sum of the absolute products.
+fn dot(a: &[f32], b: &[f32]) -> (f64, f64) {
+    let products = || a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b));
+    (products().sum(), products().map(f64::abs).sum())
+}
+
+/// As `linear` with SwiGLU, times the routing weight.
+fn up_bound(shape: Shape, data: &Data, limit: f32) -> Vec<f64> {
+    let Shape { k, hidden, width, dtype, .. } = shape;
+    let mut bound = Vec::new();
+    for (slot, &id) in data.ids.iter().enumerate() {
+        let Some(e) = expert(shape, id) else {
+            bound.extend(vec![0.0; width]);
+            continue;
+        };
+        let x = &data.x[slot / k * hidden..][..hidden];
+        for n in 0..width {
+            let off = |row: usize| {
+                let (v, magnitude) = dot(x, &data.up[(e * 2 * width + row) * hidden..][..hidden]);
+                let b = hidden as f64 * EPS * magnitude;
+                (v.abs(), b + eps_of(dtype) * (v.abs() + b))
+            };
+            let ((g, dg), (u, du)) = (off(n), off(width + n));
+            let u = (u + du).min(f64::from(limit));
+            bound.push(
+                f64::from(data.scale[slot]) * (1.1 * dg * u + (g + dg) * du + 10.0 * EPS * (g + dg) * u),
+            );
+        }
+    }
+    bound
+}
+
+/// k width products and one more, in any order: (k width + 1) eps of their magnitude.
+fn down_bound(shape: Shape, data: &Data) -> Vec<f64> {
+    let Shape { rows, k, hidden, width, .. } = shape;
+    let mut bound = Vec::new();
+    for t in 0..rows {
+        for n in 0..hidden {
+            let magnitude: f64 = (t * k..(t + 1) * k)
+                .filter_map(|slot| expert(shape, data.ids[slot]).map(|e| (slot, e)))
+                .map(|(slot, e)| {
+                    dot(&data.h[slot * width..][..width], &data.down[(e * hidden + n) * width..][..width]).1
+                })
+                .sum();
+            let shared = f64::from(data.shared[t * hidden + n]).abs();
+            bound.push((k * width + 2) as f64 * EPS * (magnitude + shared));
+        }
+    }
+    bound
+}
+
+fn judge(shape: Shape, ids: Vec<i32>, seed: u64, limit: f32) {
+    let data = data(shape, ids, seed);
+    let (case, y) = down(shape, &data);
+    case.run().agree_within(&y, &down_bound(shape, &data));
+    if data.ids.iter().any(|&id| expert(shape, id).is_some()) {
+        let (case, h) = up(shape, &data, limit);
+        case.run().agree_within(&h, &up_bound(shape, &data, limit));
+    }
+}
+
+#[test]
+fn one_expert_by_hand() {
+    let shape = Shape { rows: 1, experts: 2, k: 2, hidden: 2, width: 1, dtype: Dtype::F32 };
+    let mut data = data(shape, vec![1, -1], 0);
+    // Expert 1 has gate row (1, 0) and up row (0, 1): gate 3, up -4; the limit makes them 2 and -2.
+    (data.x, data.scale) = (vec![3.0, -4.0], vec![0.5, 9.0]);
+    data.up = vec![f32::NAN, 7.0, 7.0, 7.0, 1.0, 0.0, 0.0, 1.0];
+    let (case, h) = up(shape, &data, 2.0);
+    for found in case.run().all {
+        let got = found.real(&h);
+        let want = 0.5 * (2.0 / (1.0 + (-2f64).exp())) * -2.0;
+        assert!((got[0] - want).abs() < 1e-6 && got[1] == 0.0, "{}: {got:?}", found.executor);
+    }
+    (data.h, data.down, data.shared) = (vec![2.0, f32::NAN], vec![7.0, 7.0, 3.0, 5.0], vec![1.0, -1.0]);
+    let (case, y) = down(shape, &data);
+    for found in case.run().all {
+        assert_eq!(found.real(&y), [7.0, 9.0], "{}", found.executor);
+    }
+}
+
+#[test]
+fn q11_all_on_one_expert_on_the_last_or_on_none() {
+    let shape = Shape { rows: 90, experts: 9, k: 2, hidden: 16, width: 8, dtype: Dtype::F32 };
+    let slots = shape.rows * shape.k;
+    judge(shape, vec![0; slots], 1, 10.0);
+    judge(shape, vec![8; slots], 2, 10.0);
+    judge(shape, vec![-1; slots], 3, 10.0);
+    let mut one = vec![0; slots];
+    one[slots - 1] = 3;
+    judge(shape, one, 4, 10.0);
+}
+
+proptest! {
+    #![proptest_config(config(24))]
+
+    #[test]
+    fn are_the_oracles(shape in shapes(), seed: u64, limit in prop::sample::select(vec![1.0f32, 10.0])) {
+        judge(shape, some_ids(shape, seed), seed, limit);
+    }
+
+    /// Which experts other rows go to changes no bit of a row.
+    #[test]
+    fn rows_are_independent(shape in shapes(), seed: u64) {
+        let ids = some_ids(shape, seed);
+        let whole = data(shape, ids, seed);
+        let Shape { k, hidden, width, rows, .. } = shape;
+        let last = rows - 1;
+        let one = Shape { rows: 1, ..shape };
+        let alone = Data {
+            x: whole.x[last * hidden..].to_vec(),
+            ids: whole.ids[last * k..].to_vec(),
+            scale: whole.scale[last * k..].to_vec(),
+            up: whole.up.clone(),
+            h: whole.h[last * k * width..].to_vec(),
+            down: whole.down.clone(),
+            shared: whole.shared[last * hidden..].to_vec(),
+        };
+        for ((many, a), (single, b)) in [(up(shape, &whole, 10.0), up(one, &alone, 10.0)), (down(shape, &whole), down(one, &alone))] {
+            let single = single.run();
+            for (e, found) in many.run().all.iter().enumerate() {
+                let (all, one) = (found.real(&a), single.all[e].real(&b));
+                prop_assert_eq!(&all[all.len() - one.len()..], &one[..]);
+            }
+        }
+    }
+}

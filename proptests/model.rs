@@ -1,0 +1,195 @@
+//! The whole model as its steps run it, against truth from outside: logits, chosen experts and selected rows of
+//! `transformers`' implementation with the same weights (tools/golden), which neither crate here had a part in.
+
+use std::path::Path;
+
+use flashlane::cache::{Caches, Owner, Sequence};
+use flashlane::checkpoint::{Checkpoint, ModelConfig, synthetic};
+use flashlane::engine::inputs::{Segment, fill};
+use flashlane::engine::{Device, HostDevice, Prepared, SamplingParams, prepare};
+use flashlane::format::index_row::IndexFormat;
+use flashlane::format::kv_row::KvFormat;
+use flashlane::model::{CacheLayout, CacheSize, ModelWeights, StepShape, load};
+use flashlane::ops::Dtype;
+use flashlane::reference;
+use flashlane::step::Numerics;
+use safetensors::SafeTensors;
+
+/// No rounding anywhere: what `transformers` computes.
+const OFF: Numerics =
+    Numerics { activation: Dtype::F32, trained: false, kv: KvFormat::F32, index: IndexFormat::F32 };
+
+/// One sequence fed through prefill and decode steps by hand.
+struct Run {
+    device: Box<dyn Device>,
+    caches: Caches,
+    sequence: Sequence,
+    len: usize,
+    vocab: usize,
+}
+
+/// What a run shows of each token.
+#[derive(Debug, Default)]
+struct Shown {
+    logits: Vec<Vec<f32>>,
+    /// By layer, then token.
+    experts: Vec<Vec<Vec<i32>>>,
+    selected: Vec<Vec<Vec<i32>>>,
+}
+
+enum Executor {
+    Reference,
+}
+
+impl Run {
+    fn new(checkpoint: &Checkpoint, numerics: Numerics, executor: &Executor) -> Self {
+        let (positions, config) = (1024, &checkpoint.config);
+        let (weights, registry) = ModelWeights::new(config, positions);
+        let size = CacheSize { window_pages: 12, blocks: 8, slots: 3 };
+        let layout = CacheLayout::new(&weights, numerics, size);
+        let prefill = StepShape { samples: 256, ..StepShape::prefill(positions) };
+        let steps: Vec<Prepared> = [StepShape::decode(1, positions), prefill]
+            .into_iter()
+            .map(|shape| prepare(&weights, &layout, numerics, shape).unwrap())
+            .collect();
+        let loaded = load(&registry, checkpoint).unwrap();
+        let device: Box<dyn Device> = match executor {
+            Executor::Reference => {
+                let weights = reference::Weights::from_loaded(&loaded);
+                Box::new(HostDevice::new(&layout, steps, weights, reference::run_step))
+            }
+        };
+        let mut caches = Caches::new(size);
+        // Someone else holds the first pages, so that ids and numbers differ.
+        let other = Sequence::admit(&mut caches, Owner(9), 300).unwrap();
+        assert_eq!(other.blocks.len(), 2);
+        let sequence = Sequence::admit(&mut caches, Owner(1), 1024).unwrap();
+        Self { device, caches, sequence, len: 0, vocab: config.vocab_size }
+    }
+
+    /// Runs `tokens` through one step (prefill if `step` is 1) and collects what it shows.
+    fn feed(&mut self, step: usize, tokens: &[u32], shown: &mut Shown) {
+        let to = self.len + tokens.len();
+        self.sequence.extend_window(&mut self.caches, self.len, to).unwrap();
+        let greedy = SamplingParams::default();
+        let segment = Segment { sequence: &self.sequence, start: self.len, tokens, sample: Some(&greedy) };
+        let steps = self.device.steps();
+        let model = &steps[step].step;
+        let memory = self.device.io(step);
+        fill(model, memory, &[segment]);
+        for (row, sample) in (0i32..).zip(memory.host_mut::<i32>(&model.io.sample_rows)).take(tokens.len()) {
+            *sample = row;
+        }
+        self.device.run(step).unwrap();
+        let memory = self.device.io(step);
+        let logits = memory.host::<f32>(&model.io.logits);
+        shown.logits.extend(logits.chunks(self.vocab).take(tokens.len()).map(<[f32]>::to_vec));
+        let rows = model.shape.rows();
+        let collect = |value, into: &mut Vec<Vec<i32>>| {
+            let all = memory.host::<i32>(value);
+            into.extend(all.chunks(all.len() / rows).take(tokens.len()).map(<[i32]>::to_vec));
+        };
+        shown.experts.resize_with(model.io.experts.len(), Vec::new);
+        shown.selected.resize_with(model.io.selected.len(), Vec::new);
+        for (value, into) in model.io.experts.iter().zip(&mut shown.experts) {
+            collect(value, into);
+        }
+        for (value, into) in model.io.selected.iter().zip(&mut shown.selected) {
+            if let Some(value) = value {
+                collect(value, into);
+            }
+        }
+        self.len = to;
+        self.sequence.slide(&mut self.caches, to, 0).unwrap();
+        self.caches.settle(0);
+    }
+
+    /// Prefill in blocks up to `prefilled`, then one decode step per token.
+    fn all(&mut self, tokens: &[u32], prefilled: usize) -> Shown {
+        let mut shown = Shown::default();
+        for block in tokens[..prefilled].chunks(256) {
+            self.feed(1, block, &mut shown);
+        }
+        for token in &tokens[prefilled..] {
+            self.feed(0, std::slice::from_ref(token), &mut shown);
+        }
+        shown
+    }
+}
+
+struct Golden {
+    checkpoint: Checkpoint,
+    bytes: Vec<u8>,
+}
+
+impl Golden {
+    fn open() -> Self {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("proptests/golden");
+        let json: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(dir.join("tiny_a.json")).unwrap()).unwrap();
+        let (config, _) = ModelConfig::from_json(json["config"].to_string().as_bytes()).unwrap();
+        let checkpoint = synthetic::checkpoint(&config, json["seed"].as_u64().unwrap()).unwrap();
+        Self { checkpoint, bytes: std::fs::read(dir.join("tiny_a.safetensors")).unwrap() }
+    }
+
+    fn tensors(&self) -> SafeTensors<'_> {
+        SafeTensors::deserialize(&self.bytes).unwrap()
+    }
+
+    fn tokens(&self, prompt: &str) -> Vec<u32> {
+        let ids = self.tensors();
+        let ids = ids.tensor(&format!("{prompt}.ids")).unwrap();
+        bytemuck::allocation::pod_collect_to_vec(ids.data())
+    }
+
+    /// Every position within 1e-4 of the largest logit, and the same choices wherever a layer chooses.
+    fn check(&self, prompt: &str, shown: &Shown) {
+        let tensors = self.tensors();
+        let logits: Vec<f32> = bytemuck::allocation::pod_collect_to_vec(
+            tensors.tensor(&format!("{prompt}.logits")).unwrap().data(),
+        );
+        let vocab = self.checkpoint.config.vocab_size;
+        assert_eq!(shown.logits.len() * vocab, logits.len());
+        for (position, (ours, theirs)) in shown.logits.iter().zip(logits.chunks(vocab)).enumerate() {
+            let scale = theirs.iter().fold(0f32, |m, v| m.max(v.abs()));
+            let worst = ours.iter().zip(theirs).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
+            assert!(scale > 0.5, "{prompt} {position}: vacuous, largest logit {scale}");
+            assert!(worst <= 1e-4 * scale, "{prompt} {position}: logits differ by {worst} of {scale}");
+        }
+        for (layer, experts) in shown.experts.iter().enumerate() {
+            self.same_choices(&format!("{prompt}.layers.{layer}.experts"), experts);
+        }
+        for (layer, selected) in shown.selected.iter().enumerate().filter(|(_, s)| !s.is_empty()) {
+            self.same_choices(&format!("{prompt}.layers.{layer}.rows"), selected);
+        }
+    }
+
+    fn same_choices(&self, name: &str, ours: &[Vec<i32>]) {
+        let tensors = self.tensors();
+        let theirs = tensors.tensor(name).unwrap();
+        let k = theirs.shape()[1];
+        for (position, (ours, theirs)) in ours.iter().zip(theirs.data().chunks(k)).enumerate() {
+            let theirs: Vec<i32> =
+                theirs.iter().map(|&id| if id == 255 { -1 } else { i32::from(id) }).collect();
+            assert_eq!(*ours, theirs, "{name} at {position}");
+        }
+    }
+}
+
+#[test]
+fn the_oracle_matches_transformers_in_prefill_and_decode() {
+    let golden = Golden::open();
+    let tokens = golden.tokens("short");
+    for prefilled in [tokens.len(), 61] {
+        let mut run = Run::new(&golden.checkpoint, OFF, &Executor::Reference);
+        golden.check("short", &run.all(&tokens, prefilled));
+    }
+}
+
+#[test]
+fn long() {
+    let golden = Golden::open();
+    let tokens = golden.tokens("long");
+    let mut run = Run::new(&golden.checkpoint, OFF, &Executor::Reference);
+    golden.check("long", &run.all(&tokens, 600));
+}

@@ -1,0 +1,120 @@
+//! Bytes of a checkpoint: a memory-mapped file, a vector, or static data, shared and sliced without copying.
+//!
+//! Holds the module's only `unsafe`: the memory map.
+
+use std::fs::File;
+use std::ops::{Deref, Range};
+use std::path::Path;
+use std::sync::Arc;
+
+use super::CheckpointError;
+
+enum Backing {
+    Mapped(memmap2::Mmap),
+    Owned(Vec<u8>),
+    Static(&'static [u8]),
+}
+
+impl Backing {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Mapped(map) => map,
+            Self::Owned(vec) => vec,
+            Self::Static(bytes) => bytes,
+        }
+    }
+}
+
+/// A range of shared, immutable bytes. Cloning and slicing copy no data.
+#[derive(Clone)]
+pub struct Span {
+    backing: Arc<Backing>,
+    range: Range<usize>,
+}
+
+impl Span {
+    fn whole(backing: Backing) -> Self {
+        let range = 0..backing.bytes().len();
+        Self { backing: Arc::new(backing), range }
+    }
+
+    /// Maps a file. Symbolic links are followed.
+    pub(super) fn map(path: &Path) -> Result<Self, CheckpointError> {
+        let file = File::open(path).map_err(|e| CheckpointError::io(path, e))?;
+        let metadata = file.metadata().map_err(|e| CheckpointError::io(path, e))?;
+        if !metadata.is_file() {
+            return Err(CheckpointError::file(&path.display().to_string(), "is not a regular file"));
+        }
+        // SAFETY: the map is read-only and private to this process. Its one obligation is that nobody shortens or rewrites
+        // the file while it is mapped; checkpoints are immutable by convention, and `quantize` writes new files only.
+        let map = unsafe { memmap2::Mmap::map(&file) }.map_err(|e| CheckpointError::io(path, e))?;
+        Ok(Self::whole(Backing::Mapped(map)))
+    }
+
+    /// A part of this span; `None` if it does not lie inside.
+    #[must_use]
+    pub fn slice(&self, range: Range<usize>) -> Option<Self> {
+        let (start, end) =
+            (self.range.start.checked_add(range.start)?, self.range.start.checked_add(range.end)?);
+        let inside = start <= end && end <= self.range.end;
+        inside.then(|| Self { backing: Arc::clone(&self.backing), range: start..end })
+    }
+
+    /// A span of no bytes.
+    #[must_use]
+    pub fn empty() -> Self {
+        Self::whole(Backing::Static(&[]))
+    }
+}
+
+impl Deref for Span {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.backing.bytes()[self.range.clone()]
+    }
+}
+
+impl From<Vec<u8>> for Span {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self::whole(Backing::Owned(bytes))
+    }
+}
+
+impl From<&'static [u8]> for Span {
+    fn from(bytes: &'static [u8]) -> Self {
+        Self::whole(Backing::Static(bytes))
+    }
+}
+
+impl std::fmt::Debug for Span {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Span({} bytes)", self.range.len())
+    }
+}
+
+/// Reads a small file whole.
+pub(super) fn read(path: &Path) -> Result<Vec<u8>, CheckpointError> {
+    std::fs::read(path).map_err(|e| CheckpointError::io(path, e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slices_share_and_stay_inside() {
+        let span = Span::from((0..10).collect::<Vec<u8>>());
+        let inner = span.slice(2..8).unwrap();
+        assert_eq!(&*inner.slice(1..3).unwrap(), [3, 4]);
+        assert!(inner.slice(0..7).is_none() && inner.slice(usize::MAX..usize::MAX).is_none());
+        assert!(Span::empty().is_empty());
+    }
+
+    #[test]
+    fn a_directory_is_not_mapped() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = Span::map(dir.path()).unwrap_err().to_string();
+        assert!(error.ends_with("is not a regular file"), "{error}");
+    }
+}

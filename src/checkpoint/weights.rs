@@ -1,0 +1,292 @@
+//! The typed tree of weights, and how a matrix in any storage format is read.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use super::map::Span;
+use crate::format::fp8_block::{self, BlockScales};
+use crate::format::{bf16, mxfp4, nvfp4};
+
+/// How a matrix is stored. Decided per tensor, by what lies beside it in the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WeightFormat {
+    F32,
+    Bf16,
+    /// e4m3 with a ue8m0 scale for each 128x128.
+    Fp8Block,
+    /// e4m3 with an f32 scale for each 128x128.
+    Fp8BlockF32,
+    /// e2m1 with an e4m3 scale for each 1x16 and one f32.
+    Nvfp4,
+    /// e2m1 with a ue8m0 scale for each 1x32.
+    Mxfp4,
+}
+
+impl WeightFormat {
+    /// Code bytes of a row.
+    #[must_use]
+    pub const fn row_bytes(self, cols: usize) -> usize {
+        match self {
+            Self::F32 => 4 * cols,
+            Self::Bf16 => 2 * cols,
+            Self::Fp8Block | Self::Fp8BlockF32 => cols,
+            Self::Nvfp4 | Self::Mxfp4 => cols / 2,
+        }
+    }
+
+    /// Scale bytes of a row, or of a row of blocks for the FP8 formats.
+    #[must_use]
+    pub const fn scale_row_bytes(self, cols: usize) -> usize {
+        match self {
+            Self::F32 | Self::Bf16 => 0,
+            Self::Fp8Block => cols.div_ceil(fp8_block::BLOCK),
+            Self::Fp8BlockF32 => 4 * cols.div_ceil(fp8_block::BLOCK),
+            Self::Nvfp4 => cols / nvfp4::BLOCK,
+            Self::Mxfp4 => cols / mxfp4::BLOCK,
+        }
+    }
+
+    /// Rows that share a row of scales.
+    #[must_use]
+    pub const fn scale_rows(self) -> usize {
+        match self {
+            Self::Fp8Block | Self::Fp8BlockF32 => fp8_block::BLOCK,
+            _ => 1,
+        }
+    }
+}
+
+/// Consecutive rows of a matrix that lie together.
+#[derive(Clone, Debug)]
+pub struct Part {
+    /// The first of the matrix's rows that this part holds.
+    pub first_row: usize,
+    pub rows: usize,
+    /// `[rows, row_bytes]`.
+    pub codes: Span,
+    /// `[rows / scale_rows, scale_row_bytes]`, rounded up.
+    pub scales: Span,
+    /// Second-level scale of NVFP4; 1 otherwise.
+    pub scale2: f32,
+}
+
+/// A weight `[rows, cols]` in its storage format, as one or several parts stacked by rows.
+#[derive(Clone, Debug)]
+pub struct Matrix {
+    pub name: Arc<str>,
+    pub rows: usize,
+    pub cols: usize,
+    pub format: WeightFormat,
+    /// In row order, without gaps.
+    pub parts: Vec<Part>,
+}
+
+/// One row of a matrix as stored, for products that decode as they go.
+#[derive(Clone, Copy, Debug)]
+pub struct Row<'a> {
+    pub format: WeightFormat,
+    pub codes: &'a [u8],
+    pub scales: &'a [u8],
+    pub scale2: f32,
+}
+
+impl Row<'_> {
+    /// Decodes the whole row.
+    #[inline(always)]
+    pub fn decode(&self, out: &mut [f32]) {
+        match self.format {
+            WeightFormat::F32 => {
+                for (b, o) in self.codes.chunks_exact(4).zip(out) {
+                    *o = f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+                }
+            }
+            WeightFormat::Bf16 => bf16::decode_into(self.codes, out),
+            WeightFormat::Fp8Block => fp8_block::decode_row(self.codes, BlockScales::Ue8m0(self.scales), out),
+            WeightFormat::Fp8BlockF32 => {
+                fp8_block::decode_row(self.codes, BlockScales::F32(self.scales), out);
+            }
+            WeightFormat::Nvfp4 => nvfp4::decode_into(self.codes, self.scales, self.scale2, out),
+            WeightFormat::Mxfp4 => mxfp4::decode_into(self.codes, self.scales, out),
+        }
+    }
+}
+
+impl Matrix {
+    /// Several matrices as one, by rows. `None` if there are none, or their columns or formats differ.
+    #[must_use]
+    pub fn stack(name: &str, matrices: &[&Self]) -> Option<Self> {
+        let first = matrices.first()?;
+        let mut stacked =
+            Self { name: name.into(), rows: 0, cols: first.cols, format: first.format, parts: Vec::new() };
+        for m in matrices {
+            if (m.cols, m.format) != (first.cols, first.format) {
+                return None;
+            }
+            let shifted = m.parts.iter().map(|p| Part { first_row: stacked.rows + p.first_row, ..p.clone() });
+            stacked.parts.extend(shifted);
+            stacked.rows += m.rows;
+        }
+        Some(stacked)
+    }
+
+    /// The part that holds a row.
+    #[must_use]
+    pub fn part(&self, row: usize) -> &Part {
+        &self.parts[self.parts.partition_point(|p| p.first_row <= row) - 1]
+    }
+
+    /// One row as stored.
+    #[inline]
+    #[must_use]
+    pub fn row(&self, row: usize) -> Row<'_> {
+        debug_assert!(row < self.rows);
+        let part = self.part(row);
+        let row = row - part.first_row;
+        let (bytes, scale_bytes) = (self.format.row_bytes(self.cols), self.format.scale_row_bytes(self.cols));
+        let scale_row = row / self.format.scale_rows();
+        Row {
+            format: self.format,
+            codes: &part.codes[row * bytes..(row + 1) * bytes],
+            scales: &part.scales[scale_row * scale_bytes..(scale_row + 1) * scale_bytes],
+            scale2: part.scale2,
+        }
+    }
+
+    /// Decodes rows into `out`, `[rows.len(), cols]`.
+    pub fn decode_rows(&self, rows: Range<usize>, out: &mut [f32]) {
+        debug_assert_eq!(out.len(), rows.len() * self.cols);
+        for (row, out) in rows.zip(out.chunks_exact_mut(self.cols)) {
+            self.row(row).decode(out);
+        }
+    }
+
+    /// Bytes in the file: codes and scales.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        let scale2 = if self.format == WeightFormat::Nvfp4 { 4 } else { 0 };
+        self.parts.iter().map(|p| p.codes.len() + p.scales.len() + scale2).sum()
+    }
+}
+
+/// A small parameter (norm, bias, sink), decoded.
+#[derive(Clone, Debug)]
+pub struct Vector {
+    pub name: Arc<str>,
+    pub shape: Vec<usize>,
+    /// Row-major.
+    pub values: Arc<[f32]>,
+    /// How it is stored: [`WeightFormat::F32`] or [`WeightFormat::Bf16`].
+    pub format: WeightFormat,
+    pub data: Span,
+}
+
+/// Expert ids of each token of the vocabulary, `[rows, cols]`, each below the number of experts. Ids of a row may repeat.
+#[derive(Clone, Debug)]
+pub struct IdTable {
+    pub name: Arc<str>,
+    pub rows: usize,
+    pub cols: usize,
+    pub ids: Arc<[i32]>,
+}
+
+/// All weights of the model. Field names are those of the checkpoint.
+#[derive(Clone, Debug)]
+pub struct Weights {
+    /// `[vocab, hidden]`.
+    pub embed: Matrix,
+    /// `[vocab, hidden]`.
+    pub head: Matrix,
+    pub norm: Vector,
+    pub hc_head: HyperWeights,
+    pub layers: Vec<LayerWeights>,
+}
+
+/// A hyper-connection: `func [(2+n)n, n hidden]`, `base [(2+n)n]`, `scale [3]`; for the head `[n, n hidden]`, `[n]`, `[1]`.
+#[derive(Clone, Debug)]
+pub struct HyperWeights {
+    pub func: Matrix,
+    pub base: Vector,
+    pub scale: Vector,
+}
+
+#[derive(Clone, Debug)]
+pub struct LayerWeights {
+    pub attn_norm: Vector,
+    pub ffn_norm: Vector,
+    pub hc_attn: HyperWeights,
+    pub hc_ffn: HyperWeights,
+    pub attn: AttentionWeights,
+    pub ffn: MoeWeights,
+}
+
+#[derive(Clone, Debug)]
+pub struct AttentionWeights {
+    /// `[heads]`, raw logits.
+    pub attn_sink: Vector,
+    /// `[q_lora, hidden]`.
+    pub wq_a: Matrix,
+    pub q_norm: Vector,
+    /// `[heads 512, q_lora]`.
+    pub wq_b: Matrix,
+    /// `[512, hidden]`.
+    pub wkv: Matrix,
+    pub kv_norm: Vector,
+    /// `[groups o_lora, heads 512 / groups]`: block-diagonal, stacked by group.
+    pub wo_a: Matrix,
+    /// `[hidden, groups o_lora]`.
+    pub wo_b: Matrix,
+    /// Of layers with a ratio.
+    pub compressor: Option<CompressorWeights>,
+    /// Of layers with ratio 4.
+    pub indexer: Option<IndexerWeights>,
+}
+
+/// `c` is 2 for ratio 4 (two overlapping series) and 1 for ratio 128.
+#[derive(Clone, Debug)]
+pub struct CompressorWeights {
+    /// `[c dims, hidden]`.
+    pub wkv: Matrix,
+    /// `[c dims, hidden]`.
+    pub wgate: Matrix,
+    /// `[ratio, c dims]`.
+    pub ape: Vector,
+    pub norm: Vector,
+}
+
+#[derive(Clone, Debug)]
+pub struct IndexerWeights {
+    /// `[index heads 128, q_lora]`.
+    pub wq_b: Matrix,
+    /// `[index heads, hidden]`.
+    pub weights_proj: Matrix,
+    pub compressor: CompressorWeights,
+}
+
+#[derive(Clone, Debug)]
+pub struct MoeWeights {
+    /// `[experts, hidden]`.
+    pub gate: Matrix,
+    pub routing: Routing,
+    pub shared: ExpertWeights,
+    pub experts: Vec<ExpertWeights>,
+}
+
+/// How experts are chosen; the weights come from the scores either way.
+#[derive(Clone, Debug)]
+pub enum Routing {
+    /// By score plus this bias, `[experts]`.
+    Scored(Vector),
+    /// By token id.
+    Hash(IdTable),
+}
+
+/// `w1` gate and `w3` up, `[width, hidden]`; `w2` down, `[hidden, width]`.
+#[derive(Clone, Debug)]
+pub struct ExpertWeights {
+    pub w1: Matrix,
+    pub w2: Matrix,
+    pub w3: Matrix,
+}

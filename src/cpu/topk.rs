@@ -1,0 +1,52 @@
+//! `topk`: the rows with the best scores, by exact selection.
+
+use super::ExecError;
+use super::context::Context;
+use super::rows::for_chunks;
+use crate::ops::TopK;
+
+/// Scores as integers in the same order: NaN lowest, both zeros equal.
+fn rank(score: f32) -> u32 {
+    if score.is_nan() {
+        return 0;
+    }
+    // -0 + 0 is +0.
+    let bits = (score + 0.0).to_bits();
+    if bits >> 31 == 1 { !bits } else { bits | 1 << 31 }
+}
+
+/// Indices of the `k` largest scores, ascending; ties to the smaller index.
+pub(super) fn largest(scores: &[f32], k: usize) -> Vec<u32> {
+    // The rank above, the inverted index below: all keys differ, and larger is better.
+    let mut keys: Vec<u64> =
+        (0u32..).zip(scores).map(|(i, &s)| u64::from(rank(s)) << 32 | u64::from(!i)).collect();
+    if k == 0 {
+        return Vec::new();
+    }
+    if k < keys.len() {
+        keys.select_nth_unstable_by(k - 1, |a, b| b.cmp(a));
+        keys.truncate(k);
+    }
+    let mut best: Vec<u32> = keys.into_iter().map(|key| !(key as u32)).collect();
+    best.sort_unstable();
+    best
+}
+
+pub(super) fn run(op: &TopK, context: &mut Context<'_, '_>) -> Result<(), ExecError> {
+    let rows = op.tokens.rows();
+    let positions = context.positions(&op.tokens)?;
+    let logits = context.f32s("logits", &op.logits, rows * op.width)?;
+    let selected = context.ints_mut("selected", &op.selected, rows * op.k)?;
+    for_chunks(selected, op.k, 8 * rows * op.width, |t, selected| {
+        let n = usize::try_from(positions[t]).map_or(0, |p| ((p + 1) / 4).min(op.width));
+        selected.fill(-1);
+        if n <= op.k {
+            selected.iter_mut().zip(0..).take(n).for_each(|(s, i)| *s = i);
+            return;
+        }
+        for (s, i) in selected.iter_mut().zip(largest(&logits[t * op.width..t * op.width + n], op.k)) {
+            *s = i as i32;
+        }
+    });
+    Ok(())
+}

@@ -1,0 +1,288 @@
+//! Starts the engine thread and talks to it.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use super::api::{EngineError, Generate, GenerateRequest, RequestHandle, Stats};
+use super::bucket::{Prepared, Unprovable, decode_shapes, prepare};
+use super::device::Device;
+use super::request::Waiting;
+use super::scheduler::Scheduler;
+use crate::cache::WINDOW_PAGES;
+use crate::model::{CacheLayout, CacheSize, ModelWeights, StepShape};
+use crate::ops::BLOCK_TOKENS;
+use crate::step::Numerics;
+
+/// Sizes of an engine.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct EngineConfig {
+    /// Longest sequence, prompt and output together.
+    pub max_model_len: usize,
+    /// Requests that run at once.
+    pub max_num_seqs: usize,
+    /// Requests that may wait.
+    pub max_num_queued: usize,
+    /// Pages of 256 tokens; `None`: enough for every running request at full length.
+    pub num_blocks: Option<usize>,
+    pub numerics: Numerics,
+    pub vocab: usize,
+}
+
+impl EngineConfig {
+    /// Positions that steps are built for: whole blocks.
+    #[must_use]
+    pub fn max_positions(&self) -> usize {
+        self.max_model_len.next_multiple_of(BLOCK_TOKENS)
+    }
+
+    #[must_use]
+    pub fn cache_size(&self) -> CacheSize {
+        let blocks = self.max_num_seqs * self.max_model_len.div_ceil(BLOCK_TOKENS);
+        CacheSize {
+            window_pages: 1 + self.max_num_seqs * WINDOW_PAGES,
+            blocks: 1 + self.num_blocks.unwrap_or(blocks),
+            slots: self.max_num_seqs,
+        }
+    }
+
+    /// Builds, plans and proves every step: the decode buckets ascending, then prefill.
+    ///
+    /// # Errors
+    /// [`Unprovable`]: the engine must not start.
+    pub fn prepare(&self, weights: &ModelWeights, layout: &CacheLayout) -> Result<Vec<Prepared>, Unprovable> {
+        let positions = self.max_positions();
+        let shapes =
+            decode_shapes(self.max_num_seqs, positions).into_iter().chain([StepShape::prefill(positions)]);
+        shapes.map(|shape| prepare(weights, layout, self.numerics, shape)).collect()
+    }
+}
+
+/// Why an engine did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    #[error("{0} must be at least 1")]
+    Zero(&'static str),
+    #[error("the engine thread could not be started: {0}")]
+    Thread(#[from] std::io::Error),
+}
+
+/// State shared between callers and the engine thread.
+#[derive(Debug, Default)]
+struct Shared {
+    stats: Mutex<Stats>,
+    dead: Mutex<Option<String>>,
+    draining: AtomicBool,
+    queued: AtomicUsize,
+    accepted: AtomicU64,
+    rejected: AtomicU64,
+    next_id: AtomicU64,
+}
+
+/// A running engine. Dropping it aborts what runs and joins the thread.
+#[derive(Debug)]
+pub struct Engine {
+    config: EngineConfig,
+    shared: Arc<Shared>,
+    submit: Mutex<Option<Sender<Waiting>>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Engine {
+    /// Starts the engine thread on a device whose steps were prepared with the same `config` and `layout`.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub fn start(
+        config: EngineConfig,
+        layout: CacheLayout,
+        device: Box<dyn Device>,
+    ) -> Result<Self, StartError> {
+        let sizes = [
+            ("max_model_len", config.max_model_len),
+            ("max_num_seqs", config.max_num_seqs),
+            ("num_pages", config.num_blocks.unwrap_or(1)),
+        ];
+        if let Some((what, _)) = sizes.iter().find(|(_, size)| *size == 0) {
+            return Err(StartError::Zero(what));
+        }
+        let scheduler = Scheduler::new(device, layout, config.max_num_seqs, config.max_model_len);
+        let shared = Arc::new(Shared { stats: Mutex::new(scheduler.stats()), ..Shared::default() });
+        let (submit, requests) = channel();
+        let thread = std::thread::Builder::new().name("engine".to_owned()).spawn({
+            let shared = Arc::clone(&shared);
+            move || serve(scheduler, &requests, &shared)
+        })?;
+        Ok(Self { config, shared, submit: Mutex::new(Some(submit)), thread: Some(thread) })
+    }
+
+    fn check(&self, request: &GenerateRequest) -> Result<(), EngineError> {
+        let invalid = |field, message: String| Err(EngineError::Invalid { field, message });
+        let (prompt, limit) = (request.prompt.len(), self.config.max_model_len);
+        if prompt == 0 {
+            return invalid("prompt", "must hold at least one token".to_owned());
+        }
+        if request.max_tokens == 0 {
+            return invalid("max_tokens", "must be at least 1".to_owned());
+        }
+        if let Some(id) = request.prompt.iter().find(|&&id| id as usize >= self.config.vocab) {
+            return invalid(
+                "prompt",
+                format!("token id {id} is not below the vocabulary size {}", self.config.vocab),
+            );
+        }
+        if prompt + request.max_tokens > limit {
+            return Err(EngineError::ContextLength { prompt, max_tokens: request.max_tokens, limit });
+        }
+        let needed = (prompt + request.max_tokens).div_ceil(BLOCK_TOKENS);
+        let total = self.config.cache_size().blocks - 1;
+        if needed > total {
+            return Err(EngineError::OutOfPages { needed, total });
+        }
+        check_sampling(request)
+    }
+
+    fn try_submit(&self, request: GenerateRequest) -> Result<RequestHandle, EngineError> {
+        if let Some(why) = self.dead() {
+            return Err(EngineError::Dead(why));
+        }
+        if self.shared.draining.load(Ordering::Acquire) {
+            return Err(EngineError::Draining);
+        }
+        self.check(&request)?;
+        let limit = self.config.max_num_queued + self.config.max_num_seqs;
+        let queued = self.shared.queued.fetch_add(1, Ordering::AcqRel);
+        if queued >= limit {
+            self.shared.queued.fetch_sub(1, Ordering::AcqRel);
+            let queued = queued.saturating_sub(self.config.max_num_seqs);
+            return Err(EngineError::QueueFull { queued, limit: self.config.max_num_queued });
+        }
+        let id = self.shared.next_id.fetch_add(1, Ordering::Relaxed);
+        let (sender, events) = tokio::sync::mpsc::channel(request.max_tokens + 1);
+        let waiting = Waiting { id, request, events: sender };
+        let submit = self.submit.lock().unwrap_or_else(PoisonError::into_inner);
+        let sent = submit.as_ref().map(|s| s.send(waiting));
+        match sent {
+            Some(Ok(())) => Ok(RequestHandle { id, events }),
+            _ => Err(EngineError::Dead("the engine thread has ended".to_owned())),
+        }
+    }
+}
+
+fn check_sampling(request: &GenerateRequest) -> Result<(), EngineError> {
+    let s = &request.sampling;
+    let invalid = |field, message: String| Err(EngineError::Invalid { field, message });
+    if !(s.temperature.is_finite() && s.temperature >= 0.0) {
+        return invalid(
+            "temperature",
+            format!("must be a finite number of at least 0, found {}", s.temperature),
+        );
+    }
+    if !(s.top_p > 0.0 && s.top_p <= 1.0) {
+        return invalid("top_p", format!("must be above 0 and at most 1, found {}", s.top_p));
+    }
+    if !(0.0..=1.0).contains(&s.min_p) {
+        return invalid("min_p", format!("must be between 0 and 1, found {}", s.min_p));
+    }
+    match s.top_logprobs {
+        Some(n) if n > 20 => invalid("top_logprobs", format!("must be at most 20, found {n}")),
+        _ => Ok(()),
+    }
+}
+
+impl Generate for Engine {
+    fn submit(&self, request: GenerateRequest) -> Result<RequestHandle, EngineError> {
+        let result = self.try_submit(request);
+        let counter = if result.is_ok() { &self.shared.accepted } else { &self.shared.rejected };
+        counter.fetch_add(1, Ordering::Relaxed);
+        result
+    }
+
+    fn stats(&self) -> Stats {
+        let stats = *self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner);
+        Stats {
+            accepted: self.shared.accepted.load(Ordering::Relaxed),
+            rejected: self.shared.rejected.load(Ordering::Relaxed),
+            ..stats
+        }
+    }
+
+    fn max_model_len(&self) -> usize {
+        self.config.max_model_len
+    }
+
+    fn drain(&self) {
+        self.shared.draining.store(true, Ordering::Release);
+    }
+
+    fn dead(&self) -> Option<String> {
+        self.shared.dead.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.drain();
+        drop(self.submit.lock().unwrap_or_else(PoisonError::into_inner).take());
+        if let Some(thread) = self.thread.take() {
+            // A panic in the thread was caught and recorded there.
+            let _recorded = thread.join();
+        }
+    }
+}
+
+/// The engine thread: rounds while there is work, sleep while there is none, until the last handle is gone.
+fn serve(mut scheduler: Scheduler, requests: &Receiver<Waiting>, shared: &Shared) {
+    let result = catch_unwind(AssertUnwindSafe(|| rounds(&mut scheduler, requests, shared)));
+    let why = match result {
+        Ok(Ok(())) => "it was shut down".to_owned(),
+        Ok(Err(why)) => why,
+        Err(panic) => panic
+            .downcast_ref::<String>()
+            .map(String::as_str)
+            .or_else(|| panic.downcast_ref::<&str>().copied())
+            .unwrap_or("a panic without words")
+            .to_owned(),
+    };
+    *shared.dead.lock().unwrap_or_else(PoisonError::into_inner) = Some(why.clone());
+    while let Ok(waiting) = requests.try_recv() {
+        scheduler.enqueue(waiting);
+    }
+    scheduler.fail_all(&EngineError::Dead(why));
+    publish(&scheduler, shared);
+}
+
+fn rounds(scheduler: &mut Scheduler, requests: &Receiver<Waiting>, shared: &Shared) -> Result<(), String> {
+    loop {
+        if scheduler.idle() {
+            match requests.recv() {
+                Ok(waiting) => scheduler.enqueue(waiting),
+                Err(_) => return Ok(()),
+            }
+        }
+        loop {
+            match requests.try_recv() {
+                Ok(waiting) => scheduler.enqueue(waiting),
+                Err(TryRecvError::Empty) => break,
+                Err(TryRecvError::Disconnected) => return Ok(()),
+            }
+        }
+        scheduler.round()?;
+        publish(scheduler, shared);
+    }
+}
+
+/// Makes the counters visible. Requests in flight between `submit` and the queue keep their place in `queued`.
+fn publish(scheduler: &Scheduler, shared: &Shared) {
+    let stats = scheduler.stats();
+    let ended = stats.finished + stats.aborted + stats.failed;
+    let before = {
+        let mut held = shared.stats.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = held.finished + held.aborted + held.failed;
+        *held = stats;
+        before
+    };
+    shared.queued.fetch_sub(usize::try_from(ended - before).unwrap_or(0), Ordering::AcqRel);
+}

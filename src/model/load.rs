@@ -1,0 +1,89 @@
+//! From checkpoint tensors to the weights that a step names: stacked, decoded or computed, by id.
+
+use std::collections::HashMap;
+
+use super::registry::{Entry, Registry, Source};
+use crate::checkpoint::{Checkpoint, IdTable, Matrix, Tensor};
+use crate::step::WeightId;
+
+/// One weight, ready for an executor to take.
+#[derive(Clone, Debug)]
+pub enum Loaded {
+    /// In its stored format.
+    Matrix(Matrix),
+    /// Row-major.
+    Floats(Vec<f32>),
+    Table(IdTable),
+}
+
+/// Why a checkpoint does not give the weights of a model.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LoadError {
+    #[error("{0} is not in the checkpoint")]
+    Missing(String),
+    #[error("{weight}: its {parts} parts differ in width or format and cannot be stacked")]
+    Stack { weight: String, parts: usize },
+    #[error("{weight}: expected {expected:?}, found {found:?}")]
+    Shape { weight: String, expected: [usize; 2], found: [usize; 2] },
+    #[error("{0} is not of the kind of tensor that its weight needs")]
+    Kind(String),
+}
+
+/// Finds every weight of `registry` in a checkpoint.
+///
+/// # Errors
+/// The first [`LoadError`].
+pub fn load(registry: &Registry, checkpoint: &Checkpoint) -> Result<Vec<(WeightId, Loaded)>, LoadError> {
+    let items = checkpoint.items.iter().map(|item| (item.spec.name.as_str(), &item.tensor)).collect();
+    registry.entries.iter().map(|entry| Ok((entry.weight.id, resolve(entry, &items)?))).collect()
+}
+
+fn resolve(entry: &Entry, items: &HashMap<&str, &Tensor>) -> Result<Loaded, LoadError> {
+    let find = |name: &str| items.get(name).copied().ok_or_else(|| LoadError::Missing(name.to_owned()));
+    let kind = |name: &str| LoadError::Kind(name.to_owned());
+    let weight = &entry.weight;
+    match &entry.source {
+        Source::Stack(names) => {
+            let part = |name: &String| match find(name)? {
+                Tensor::Matrix(matrix) => Ok(matrix),
+                _ => Err(kind(name)),
+            };
+            let parts = names.iter().map(part).collect::<Result<Vec<_>, _>>()?;
+            let stacked = Matrix::stack(&weight.name, &parts)
+                .ok_or_else(|| LoadError::Stack { weight: weight.name.clone(), parts: parts.len() })?;
+            shape(entry, [stacked.rows, stacked.cols])?;
+            Ok(Loaded::Matrix(stacked))
+        }
+        Source::Floats(name) => {
+            let values = match find(name)? {
+                Tensor::Vector(vector) => vector.values.to_vec(),
+                Tensor::Matrix(matrix) => {
+                    let mut values = vec![0.0; matrix.rows * matrix.cols];
+                    matrix.decode_rows(0..matrix.rows, &mut values);
+                    values
+                }
+                Tensor::Ids(_) => return Err(kind(name)),
+            };
+            shape(entry, [values.len() / weight.cols, weight.cols])?;
+            Ok(Loaded::Floats(values))
+        }
+        Source::Table(name) => match find(name)? {
+            Tensor::Ids(table) => {
+                shape(entry, [table.rows, table.cols])?;
+                Ok(Loaded::Table(table.clone()))
+            }
+            _ => Err(kind(name)),
+        },
+        Source::Rope { rope, positions } => Ok(Loaded::Floats(rope.table(*positions))),
+    }
+}
+
+fn shape(entry: &Entry, found: [usize; 2]) -> Result<(), LoadError> {
+    let weight = &entry.weight;
+    let expected = [weight.rows, weight.cols];
+    if expected == found {
+        Ok(())
+    } else {
+        Err(LoadError::Shape { weight: weight.name.clone(), expected, found })
+    }
+}
