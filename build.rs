@@ -70,7 +70,9 @@ fn find_nvcc(root: &Path) -> (Option<PathBuf>, Vec<String>) {
         }
         places.push(PathBuf::from(nvcc));
     }
-    places.extend(["CUDA_HOME", "CUDA_PATH"].iter().filter_map(env::var_os).map(|d| Path::new(&d).join("bin/nvcc")));
+    places.extend(
+        ["CUDA_HOME", "CUDA_PATH"].iter().filter_map(env::var_os).map(|d| Path::new(&d).join("bin/nvcc")),
+    );
     places.push(root.join(".toolchain/cuda/bin/nvcc"));
     places.extend(env::split_paths(&env::var_os("PATH").unwrap_or_default()).map(|d| d.join("nvcc")));
     places.push(PathBuf::from("/usr/local/cuda/bin/nvcc"));
@@ -87,7 +89,8 @@ fn compile_all(nvcc: &Path, sources: &[PathBuf], out: &Path) -> Result<String> {
     for batch in sources.chunks(jobs) {
         let mut running = Vec::new();
         for source in batch {
-            let name = source.file_stem().and_then(|s| s.to_str()).ok_or("a kernel's file name is not UTF-8")?;
+            let name =
+                source.file_stem().and_then(|s| s.to_str()).ok_or("a kernel's file name is not UTF-8")?;
             let fatbin = out.join(format!("{name}.fatbin"));
             let mut command = Command::new(nvcc);
             command.args(["-std=c++17", "-O3", "-fmad=false", "-lineinfo", "-fatbin"]);
@@ -128,6 +131,7 @@ fn build_emulator(root: &Path, sources: &[PathBuf]) {
         .files(sources)
         .file(root.join("csrc/emu/emu.cpp"))
         .file(root.join("csrc/emu/host.cpp"))
+        .file(root.join("csrc/emu/planted.cpp"))
         .compile("flashlane_emulator");
 }
 

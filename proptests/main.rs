@@ -22,6 +22,11 @@ mod topk;
 
 mod model;
 
+#[cfg(feature = "emulator")]
+mod emulator;
+#[cfg(feature = "cuda")]
+mod nvfp4;
+
 mod hazards;
 mod plan;
 mod proof;

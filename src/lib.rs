@@ -1,10 +1,10 @@
 #![doc = "flashlane: DeepSeek-V4-Flash on a step graph that is proved free of cross-stream hazards."]
 
 pub mod cache;
-#[cfg(feature = "cuda")]
-pub mod cuda;
 pub mod checkpoint;
 pub mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 pub mod engine;
 pub mod format;
 pub mod model;

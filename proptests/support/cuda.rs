@@ -31,7 +31,8 @@ pub(crate) fn gpu() -> Option<Arc<dyn Backend>> {
     static GPU: OnceLock<Option<Arc<dyn Backend>>> = OnceLock::new();
     GPU.get_or_init(|| {
         let required = std::env::var("FLASHLANE_GPU").is_ok_and(|v| v == "required");
-        let opened = if kernels_built() { Gpu::open(0) } else { Err(CudaError::NoKernel { kernel: "at all" }) };
+        let opened =
+            if kernels_built() { Gpu::open(0) } else { Err(CudaError::NoKernel { kernel: "at all" }) };
         match opened {
             Ok(gpu) => Some(Arc::new(gpu) as Arc<dyn Backend>),
             Err(error) if required => panic!("FLASHLANE_GPU=required: {error}"),

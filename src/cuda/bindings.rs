@@ -105,11 +105,20 @@ impl Bound<'_> {
     }
 
     fn expect_bytes(&self, operand: &'static str, expected: usize, found: usize) -> Result<(), CudaError> {
-        if expected == found { Ok(()) } else { Err(CudaError::Length { op: self.op, operand, expected, found }) }
+        if expected == found {
+            Ok(())
+        } else {
+            Err(CudaError::Length { op: self.op, operand, expected, found })
+        }
     }
 
     /// A weight of plain numbers, bf16 or f32.
-    pub(super) fn gain(&self, operand: &'static str, value: &Value, len: usize) -> Result<ffi::Gain, CudaError> {
+    pub(super) fn gain(
+        &self,
+        operand: &'static str,
+        value: &Value,
+        len: usize,
+    ) -> Result<ffi::Gain, CudaError> {
         let weight = self.stored(operand, value)?;
         let is_f32 = match weight.format {
             MatrixFormat::F32 => 1,
@@ -140,7 +149,12 @@ impl Bound<'_> {
         Ok(weight.codes.address() as *const T)
     }
 
-    pub(super) fn floats(&self, operand: &'static str, value: &Value, len: usize) -> Result<*const f32, CudaError> {
+    pub(super) fn floats(
+        &self,
+        operand: &'static str,
+        value: &Value,
+        len: usize,
+    ) -> Result<*const f32, CudaError> {
         self.plain(operand, value, MatrixFormat::F32, len)
     }
 
@@ -171,7 +185,11 @@ impl Bound<'_> {
         }
         let (codes, scales) = format.bytes(rows, cols);
         self.expect_bytes(operand, stack * codes, weight.codes.len())?;
-        self.expect_bytes(operand, stack * scales, weight.scales.as_ref().map_or(0, super::DeviceBuffer::len))?;
+        self.expect_bytes(
+            operand,
+            stack * scales,
+            weight.scales.as_ref().map_or(0, super::DeviceBuffer::len),
+        )?;
         let globals = weight.global.as_ref().map_or(0, |b| b.len() / 4);
         if format == MatrixFormat::Nvfp4 && globals < stack {
             let operand = "second-level scales";

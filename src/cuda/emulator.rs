@@ -59,16 +59,31 @@ entries! {
 /// The emulator has one block's state for the whole process.
 static RUNNING: Mutex<()> = Mutex::new(());
 
+unsafe extern "C" {
+    fn flashlane_emu_planted(params: *const c_void);
+}
+
 /// A device on the CPU. Equal seeds give equal schedules.
 #[derive(Debug)]
 pub struct Emulator {
     seed: u64,
+    planted: bool,
 }
 
 impl Emulator {
     #[must_use]
     pub fn new(seed: u64) -> Self {
-        Self { seed }
+        Self { seed, planted: false }
+    }
+
+    /// One that runs `rmsnorm` without its barriers, to show that it would be found out.
+    #[must_use]
+    pub fn with_planted_fault(seed: u64) -> Self {
+        Self { seed, planted: true }
+    }
+
+    fn entry(&self, kernel: Kernel) -> Entry {
+        if self.planted && kernel == Kernel::RmsNorm { flashlane_emu_planted } else { entry(kernel) }
     }
 }
 
@@ -86,7 +101,8 @@ impl Backend for Emulator {
     }
 
     fn allocate(&self, bytes: usize) -> Result<u64, CudaError> {
-        let refused = || CudaError::Driver { call: "allocate", message: format!("{bytes} bytes are too many") };
+        let refused =
+            || CudaError::Driver { call: "allocate", message: format!("{bytes} bytes are too many") };
         let layout = layout(bytes).ok_or_else(refused)?;
         // SAFETY: the size is not zero.
         let memory = unsafe { alloc_zeroed(layout) };
@@ -121,7 +137,7 @@ impl Backend for Emulator {
         // SAFETY: the caller's: parameters that fit the kernel and valid addresses in them.
         let code = unsafe {
             flashlane_emu_launch(
-                entry(launch.kernel),
+                self.entry(launch.kernel),
                 launch.params(),
                 launch.grid.as_ptr(),
                 block.as_ptr(),

@@ -8,7 +8,9 @@ pub enum CudaError {
     NoDriver,
     #[error("there is no GPU {wanted}: the driver sees {found}")]
     NoDevice { wanted: usize, found: usize },
-    #[error("this build has no kernel {kernel}: nvcc was not there when it was compiled (tools/get-cuda.sh brings one)")]
+    #[error(
+        "this build has no kernel {kernel}: nvcc was not there when it was compiled (tools/get-cuda.sh brings one)"
+    )]
     NoKernel { kernel: &'static str },
     #[error("{call}: {message}")]
     Driver { call: &'static str, message: String },

@@ -36,9 +36,18 @@ impl Fp4Kind {
     }
 }
 
-fn check(elements: usize, kind: Fp4Kind, codes: &DeviceBuffer, scales: &DeviceBuffer) -> Result<(), CudaError> {
+fn check(
+    elements: usize,
+    kind: Fp4Kind,
+    codes: &DeviceBuffer,
+    scales: &DeviceBuffer,
+) -> Result<(), CudaError> {
     let expect = |operand, expected, found| {
-        if expected == found { Ok(()) } else { Err(CudaError::Length { op: "nvfp4", operand, expected, found }) }
+        if expected == found {
+            Ok(())
+        } else {
+            Err(CudaError::Length { op: "nvfp4", operand, expected, found })
+        }
     };
     expect("elements, a multiple of 32,", elements.next_multiple_of(UNIT), elements)?;
     expect("codes", elements / 2, codes.len())?;
@@ -46,14 +55,13 @@ fn check(elements: usize, kind: Fp4Kind, codes: &DeviceBuffer, scales: &DeviceBu
 }
 
 fn dequantize(
-    backend: &Arc<dyn Backend>,
     kernel: Kernel,
     kind: Fp4Kind,
     [codes, scales]: [&DeviceBuffer; 2],
     out_scale: f32,
     out: &DeviceBuffer,
     elements: usize,
-) -> Result<(), CudaError> {
+) -> Result<Launch, CudaError> {
     check(elements, kind, codes, scales)?;
     let (mxfp4, scale2, _) = kind.parts();
     let params = Fp4DequantizeParams {
@@ -66,9 +74,17 @@ fn dequantize(
         mxfp4,
         pad: 0,
     };
-    let launch = Launch::new(kernel, [elements.div_ceil(UNIT * THREADS), 1, 1], 256, 0, &params);
-    // SAFETY: the three buffers hold what the kernel reads and writes for this many elements.
-    unsafe { backend.launch(&launch) }
+    Ok(Launch::new(kernel, [elements.div_ceil(UNIT * THREADS), 1, 1], 256, 0, &params))
+}
+
+/// The launch of [`dequantize_bf16`], valid as long as the buffers.
+pub(super) fn dequantize_bf16_launch(
+    kind: Fp4Kind,
+    codes: &DeviceBuffer,
+    scales: &DeviceBuffer,
+    out: &DeviceBuffer,
+) -> Result<Launch, CudaError> {
+    dequantize(Kernel::Fp4ToBf16, kind, [codes, scales], 1.0, out, out.len() / 2)
 }
 
 /// `out` holds bf16: `(e2m1 * scale) * scale2`, rounded once.
@@ -82,7 +98,9 @@ pub fn dequantize_bf16(
     scales: &DeviceBuffer,
     out: &DeviceBuffer,
 ) -> Result<(), CudaError> {
-    dequantize(backend, Kernel::Fp4ToBf16, kind, [codes, scales], 1.0, out, out.len() / 2)
+    let launch = dequantize_bf16_launch(kind, codes, scales, out)?;
+    // SAFETY: the three buffers hold what the kernel reads and writes for this many elements.
+    unsafe { backend.launch(&launch) }
 }
 
 /// `out` holds e4m3: the value times `out_scale`, rounded to nearest even, saturating.
@@ -97,7 +115,9 @@ pub fn dequantize_e4m3(
     out_scale: f32,
     out: &DeviceBuffer,
 ) -> Result<(), CudaError> {
-    dequantize(backend, Kernel::Fp4ToE4m3, kind, [codes, scales], out_scale, out, out.len())
+    let launch = dequantize(Kernel::Fp4ToE4m3, kind, [codes, scales], out_scale, out, out.len())?;
+    // SAFETY: the three buffers hold what the kernel reads and writes for this many elements.
+    unsafe { backend.launch(&launch) }
 }
 
 /// Quantises bf16 values.

@@ -21,7 +21,13 @@ pub struct Launch {
 }
 
 impl Launch {
-    pub(super) fn new<P: Params>(kernel: Kernel, grid: [usize; 3], block: u32, shared: usize, params: &P) -> Self {
+    pub(super) fn new<P: Params>(
+        kernel: Kernel,
+        grid: [usize; 3],
+        block: u32,
+        shared: usize,
+        params: &P,
+    ) -> Self {
         let mut words = vec![0u64; size_of::<P>().div_ceil(8)];
         // SAFETY: `P` is plain data without padding and `words` is at least as long.
         unsafe {

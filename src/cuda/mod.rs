@@ -46,3 +46,17 @@ pub use kernels::{Kernel, kernels_built};
 pub use launch::Launch;
 pub use ops::{IndexReader, Options, launch};
 pub use weights::{DeviceWeight, DeviceWeights, MatrixFormat};
+
+#[cfg(all(test, feature = "bindgen"))]
+mod tests {
+    /// The committed structs are what the headers give. With `FLASHLANE_BLESS=1` they are rewritten.
+    #[test]
+    fn parameter_structs_are_fresh() {
+        let made = include_str!(concat!(env!("OUT_DIR"), "/ffi.rs"));
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/src/cuda/ffi.rs");
+        if std::env::var("FLASHLANE_BLESS").is_ok_and(|v| v == "1") {
+            std::fs::write(path, made).unwrap();
+        }
+        assert_eq!(std::fs::read_to_string(path).unwrap(), made, "run with FLASHLANE_BLESS=1 and commit");
+    }
+}

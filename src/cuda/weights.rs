@@ -87,7 +87,8 @@ impl DeviceWeight {
         scales: &[u8],
         global: &[f32],
     ) -> Result<Self, CudaError> {
-        let global = (!global.is_empty()).then(|| DeviceBuffer::from_bytes(backend, bytemuck::cast_slice(global)));
+        let global =
+            (!global.is_empty()).then(|| DeviceBuffer::from_bytes(backend, bytemuck::cast_slice(global)));
         Ok(Self {
             format,
             codes: DeviceBuffer::from_bytes(backend, codes)?,

@@ -39,6 +39,7 @@ pub(super) fn launch(op: &Linear, b: &Bound<'_>) -> Result<Launch, CudaError> {
         pad: 0,
     };
     let tiles = op.groups * (op.cols_out() / op.groups).div_ceil(if swiglu { 8 } else { 16 });
-    let (kernel, width) = if op.rows <= NARROW { (Kernel::Linear8, NARROW) } else { (Kernel::Linear32, WIDE) };
+    let (kernel, width) =
+        if op.rows <= NARROW { (Kernel::Linear8, NARROW) } else { (Kernel::Linear32, WIDE) };
     Ok(Launch::new(kernel, [tiles, op.rows.div_ceil(width), 1], 256, 0, &params))
 }

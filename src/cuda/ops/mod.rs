@@ -95,7 +95,8 @@ mod tests {
 
     fn norm(len: usize, dtype: Dtype) -> (Graph, Op) {
         let value = |id, len| Value { buffer: BufferId(id), dtype, len };
-        let buffer = |name: &str, class, bytes| Buffer { name: name.into(), class, dtype, shape: vec![], bytes };
+        let buffer =
+            |name: &str, class, bytes| Buffer { name: name.into(), class, dtype, shape: vec![], bytes };
         let weight = Class::Weight(WeightId(0));
         let graph = Graph {
             buffers: vec![
@@ -105,7 +106,14 @@ mod tests {
             ],
             ..Graph::default()
         };
-        let op = RmsNorm { x: value(0, len), weight: value(1, 8), out: value(2, 32), rows: 4, width: 8, eps: 1e-6 };
+        let op = RmsNorm {
+            x: value(0, len),
+            weight: value(1, 8),
+            out: value(2, 32),
+            rows: 4,
+            width: 8,
+            eps: 1e-6,
+        };
         (graph, Op::RmsNorm(op))
     }
 

@@ -17,7 +17,9 @@ pub(super) fn launch(op: &Router, b: &Bound<'_>) -> Result<Launch, CudaError> {
     b.at_most("experts", op.experts, MAX_EXPERTS)?;
     b.at_most("experts of a token", op.k, MAX_CHOSEN)?;
     let (bias, table, token, vocab) = match &op.routing {
-        Routing::Scored { bias } => (b.floats("bias", bias, op.experts)?, std::ptr::null(), std::ptr::null(), 0),
+        Routing::Scored { bias } => {
+            (b.floats("bias", bias, op.experts)?, std::ptr::null(), std::ptr::null(), 0)
+        }
         Routing::Hash { table, token, vocab } => {
             let table = b.plain("table", table, MatrixFormat::Table, vocab * op.k)?;
             (std::ptr::null(), table, b.value("token", token, Dtype::I32, rows)?, *vocab)
