@@ -38,8 +38,9 @@ struct Shared {
   uint16_t weights[kHeads * kWeightPitch];
   float scores[kHeads * kScorePitch];
   float largest[kHeads], sum[kHeads], rescale[kHeads];
-  int64_t place[kTile];  // Byte offset of the row's data in its pool, -1 if masked.
-  int64_t scale_place[kTile];
+  // Of this tile and the next: byte offset of the row's data in its pool, -1 if masked; and of its scales.
+  int64_t place[2][kTile];
+  int64_t scale_place[2][kTile];
 };
 
 // The list of rows of a token: `window` of them from `window_start` on, then `compressed`.
@@ -57,8 +58,9 @@ struct RowList {
   }
 };
 
-FL_DEVICE void find_row(const AttentionParams& p, const RowList& list, int64_t t, int i, Shared& s, int slot) {
-  s.place[slot] = -1;
+FL_DEVICE void find_row(const AttentionParams& p, const RowList& list, int64_t t, int i, int64_t& place,
+                        int64_t& scale_place) {
+  place = -1;
   if (i >= list.window + list.compressed) return;
   bool in_window = i < list.window;
   const PagedRows& paged = in_window ? p.window : p.compressed;
@@ -69,39 +71,66 @@ FL_DEVICE void find_row(const AttentionParams& p, const RowList& list, int64_t t
   if (id < 0) return;
   int64_t page = id * kv_page_bytes(p.format, paged.page_rows);
   int in_page = row % paged.page_rows;
-  s.place[slot] = page + (int64_t)in_page * (p.format == kKvFp8 ? kKvData : 2 * kHeadDim);
-  s.scale_place[slot] = page + (int64_t)paged.page_rows * kKvData + in_page * kKvScales;
+  place = page + (int64_t)in_page * (p.format == kKvFp8 ? kKvData : 2 * kHeadDim);
+  scale_place = page + (int64_t)paged.page_rows * kKvData + in_page * kKvScales;
 }
 
-// Eight dims of a stored row, from 8 * unit on, as bf16.
-FL_DEVICE uint4 load_unit(const uint8_t* pool, int64_t place, int64_t scale_place, int format, int unit) {
-  if (format == kKvBf16) return ((const uint4*)(pool + place))[unit];
-  if (unit >= kNopeDim / 8) return ((const uint4*)(pool + place + kNopeDim))[unit - kNopeDim / 8];
-  uint2 codes = ((const uint2*)(pool + place))[unit];
-  uint32_t scale = ue8m0_scale_pair(pool[scale_place + unit / (kKvTile / 8)]);
-  uint4 out;
-  unpack_e4m3x4(codes.x, out.x, out.y);
-  unpack_e4m3x4(codes.y, out.z, out.w);
-  return uint4{mul_bf16x2(out.x, scale), mul_bf16x2(out.y, scale), mul_bf16x2(out.z, scale), mul_bf16x2(out.w, scale)};
+FL_DEVICE void find_rows(const AttentionParams& p, const RowList& list, int64_t t, int first, Shared& s) {
+  int slot = threadIdx.x, half = first / kTile % 2;
+  if (slot < kTile) find_row(p, list, t, first + slot, s.place[half][slot], s.scale_place[half][slot]);
 }
+
+// Eight dims of a stored row as they lie in memory, and as bf16.
+struct Unit {
+  uint4 raw;
+  uint8_t scale;
+
+  FL_DEVICE void load(const uint8_t* pool, int64_t place, int64_t scale_place, int format, int unit) {
+    raw = uint4{0, 0, 0, 0};
+    scale = 127;
+    if (place < 0) return;
+    if (format == kKvBf16) {
+      raw = ((const uint4*)(pool + place))[unit];
+    } else if (unit >= kNopeDim / 8) {
+      raw = ((const uint4*)(pool + place + kNopeDim))[unit - kNopeDim / 8];
+    } else {
+      uint2 codes = ((const uint2*)(pool + place))[unit];
+      raw.x = codes.x, raw.y = codes.y;
+      scale = pool[scale_place + unit / (kKvTile / 8)];
+    }
+  }
+
+  FL_DEVICE uint4 expand(int format, int unit) const {
+    if (format == kKvBf16 || unit >= kNopeDim / 8) return raw;
+    uint32_t pair = ue8m0_scale_pair(scale);
+    uint4 out;
+    unpack_e4m3x4(raw.x, out.x, out.y);
+    unpack_e4m3x4(raw.y, out.z, out.w);
+    return uint4{mul_bf16x2(out.x, pair), mul_bf16x2(out.y, pair), mul_bf16x2(out.z, pair), mul_bf16x2(out.w, pair)};
+  }
+};
 
 // Rows first .. first + 63 of the list into shared memory; masked ones as zeros, so that weight zero gives zero.
-FL_DEVICE void load_tile(const AttentionParams& p, const RowList& list, int64_t t, int first, Shared& s) {
-  if (threadIdx.x < kTile) find_row(p, list, t, first + threadIdx.x, s, threadIdx.x);
-  __syncthreads();
-  constexpr int kUnits = kHeadDim / 8;
-  for (int i = threadIdx.x; i < kTile * kUnits; i += kThreads) {
-    int slot = i / kUnits, unit = i % kUnits;
-    uint4 v{0, 0, 0, 0};
-    const uint8_t* pool = first + slot < list.window ? p.window.pool : p.compressed.pool;
-    if (s.place[slot] >= 0) v = load_unit(pool, s.place[slot], s.scale_place[slot], p.format, unit);
-    *(uint4*)(s.rows + slot * kPitch + 8 * unit) = v;
+FL_DEVICE void load_tile(const AttentionParams& p, const RowList& list, int first, Shared& s) {
+  constexpr int kUnits = kHeadDim / 8, kStep = kThreads / kUnits, kBatch = 8;
+  int unit = threadIdx.x % kUnits, half = first / kTile % 2;
+  for (int start = threadIdx.x / kUnits; start < kTile; start += kStep * kBatch) {
+    Unit units[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      int slot = start + i * kStep;
+      const uint8_t* pool = first + slot < list.window ? p.window.pool : p.compressed.pool;
+      units[i].load(pool, s.place[half][slot], s.scale_place[half][slot], p.format, unit);
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      *(uint4*)(s.rows + (start + i * kStep) * kPitch + 8 * unit) = units[i].expand(p.format, unit);
+    }
   }
-  __syncthreads();
 }
 
 // A warp: the scores of its eight rows with all heads.
-FL_DEVICE void score_tile(const AttentionParams& p, Shared& s) {
+FL_DEVICE void score_tile(const AttentionParams& p, int half, Shared& s) {
   int lane = lane_idx(), g = lane / 4, q = lane % 4, first = warp_idx() * 8;
   float acc[4] = {};
   // Matrices of A: rows 0-7 and 8-15 at low columns, then at high ones; of B: columns in four runs of eight.
@@ -120,7 +149,7 @@ FL_DEVICE void score_tile(const AttentionParams& p, Shared& s) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     int head = g + i / 2 * 8, row = first + 2 * q + i % 2;
-    s.scores[head * kScorePitch + row] = s.place[row] >= 0 ? acc[i] * p.scale : kMasked;
+    s.scores[head * kScorePitch + row] = s.place[half][row] >= 0 ? acc[i] * p.scale : kMasked;
   }
 }
 
@@ -137,6 +166,7 @@ FL_DEVICE void weigh_tile(Shared& s) {
     float sum = warp_sum(x + y);
     s.weights[head * kWeightPitch + lane] = float_to_bf16(x);
     s.weights[head * kWeightPitch + lane + kWarp] = float_to_bf16(y);
+    __syncwarp();
     if (lane == 0) {
       float rescale = expf(before - largest);
       s.rescale[head] = rescale;
@@ -210,9 +240,13 @@ FL_KERNEL(kThreads, attention, AttentionParams) {
     s.sum[threadIdx.x] = expf(sink - s.largest[threadIdx.x]);
   }
   float acc[8][4] = {};
+  find_rows(p, list, t, 0, s);
+  __syncthreads();
   for (int first = 0; first < list.window + list.compressed; first += kTile) {
-    load_tile(p, list, t, first, s);
-    score_tile(p, s);
+    load_tile(p, list, first, s);
+    find_rows(p, list, t, first + kTile, s);
+    __syncthreads();
+    score_tile(p, first / kTile % 2, s);
     __syncthreads();
     weigh_tile(s);
     __syncthreads();

@@ -13,7 +13,7 @@
 #include "common/reduce.h"
 #include "common/rows.h"
 
-constexpr int kThreads = 512;
+constexpr int kThreads = 1024;
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kMaxStreams = 4;
 constexpr int kMaxMix = (2 + kMaxStreams) * kMaxStreams;
@@ -28,13 +28,29 @@ FL_DEVICE void mixing_sums(const uint16_t* z, const float* mix, int width, int o
   float acc[kMaxMix + 1];
 #pragma unroll
   for (int j = 0; j <= kMaxMix; ++j) acc[j] = 0.0f;
-  for (int i = threadIdx.x; i < width; i += kThreads) {
-    float v = bf16_to_float(z[i]);
+  if (width % 4 == 0) {
+    for (int i = threadIdx.x * 4; i < width; i += kThreads * 4) {
+      uint2 words = *(const uint2*)(z + i);
+      float v[4] = {bits_float(words.x << 16), bits_float(words.x & 0xffff0000u), bits_float(words.y << 16),
+                    bits_float(words.y & 0xffff0000u)};
 #pragma unroll
-    for (int j = 0; j < kMaxMix; ++j) {
-      if (j < outputs) acc[j] = fmaf(mix[(int64_t)j * width + i], v, acc[j]);
+      for (int j = 0; j < kMaxMix; ++j) {
+        if (j >= outputs) continue;
+        float4 m = *(const float4*)(mix + (int64_t)j * width + i);
+        acc[j] = fmaf(m.w, v[3], fmaf(m.z, v[2], fmaf(m.y, v[1], fmaf(m.x, v[0], acc[j]))));
+      }
+#pragma unroll
+      for (int k = 0; k < 4; ++k) acc[kMaxMix] = fmaf(v[k], v[k], acc[kMaxMix]);
     }
-    acc[kMaxMix] = fmaf(v, v, acc[kMaxMix]);
+  } else {
+    for (int i = threadIdx.x; i < width; i += kThreads) {
+      float v = bf16_to_float(z[i]);
+#pragma unroll
+      for (int j = 0; j < kMaxMix; ++j) {
+        if (j < outputs) acc[j] = fmaf(mix[(int64_t)j * width + i], v, acc[j]);
+      }
+      acc[kMaxMix] = fmaf(v, v, acc[kMaxMix]);
+    }
   }
 #pragma unroll
   for (int j = 0; j <= kMaxMix; ++j) {

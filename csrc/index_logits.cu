@@ -82,7 +82,9 @@ FL_DEVICE float row_scale(const KeyRow& key, int format) { return format == kInd
 // Lays the query of a token out in fragment order: [head / 8][step / 2][lane][4 words], heads past the last as zeros.
 FL_DEVICE void stage_query(const IndexLogitsParams& p, int64_t t, uint32_t* fragments) {
   int code_bytes = index_code_bytes(p.format);
-  for (int i = threadIdx.x; i < kMaxHeads * kIndexDim / 2; i += kThreads) {
+#pragma unroll 8
+  for (int round = 0; round < kMaxHeads * kIndexDim / 2 / kThreads; ++round) {
+    int i = round * kThreads + threadIdx.x;
     int word = i % 4, lane = i / 4 % kWarp, step = 2 * (i / 128 % (kSteps / 2)) + word / 2, head = i / 512 * 8 + lane / 4;
     int d = 32 * (lane % 4) + 4 * step + 2 * (word % 2);
     uint32_t value = 0;

@@ -61,7 +61,7 @@ FL_DEVICE void linear_body(const LinearParams& p, float* partial) {
   }
   TileRows rows = tile_rows(p.weight, 0, p.weight_rows, p.depth, map.weight_row(g), map.weight_row(g + 8));
   float acc[kTiles][4] = {};
-  tile_product_any<kTiles>(acc, p.weight.format, rows, x, p.depth, warp_idx(), kWarps);
+  tile_product_any<kTiles, kTiles == 1 ? 2 : 1>(acc, p.weight.format, rows, x, p.depth, warp_idx(), kWarps);
 
   constexpr int kSums = kTiles * kTileCols * kTilePitch;
   tile_spill<kTiles>(acc, partial + warp_idx() * kSums);
@@ -84,7 +84,7 @@ FL_DEVICE void linear_body(const LinearParams& p, float* partial) {
 
 }  // namespace
 
-FL_KERNEL(kThreads, linear_8, LinearParams) {
+FL_KERNEL_BLOCKS(kThreads, 2, linear_8, LinearParams) {
   __shared__ float partial[kWarps * kTileCols * kTilePitch];
   pdl_wait();
   linear_body<1>(p, partial);

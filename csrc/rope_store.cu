@@ -18,12 +18,13 @@ FL_KERNEL(kThreads, rope_store, RopeStoreParams) {
   if (t >= p.rows) return;
   int32_t position = p.position[t];
   int64_t slot = p.slot[t];
-  if (position < 0 || !slot_valid(slot, p.pages, kPageRows)) return;
   int first = lane_idx() * 16;
-
-  float low[8], high[8], v[16];
+  float low[8], high[8], v[16], gains[16];
+#pragma unroll
+  for (int i = 0; i < 16; ++i) gains[i] = gain_at(p.norm, first + i);
   load_bf16x8(p.kv + t * kHeadDim + first, low);
   load_bf16x8(p.kv + t * kHeadDim + first + 8, high);
+  if (position < 0 || !slot_valid(slot, p.pages, kPageRows)) return;
 #pragma unroll
   for (int i = 0; i < 8; ++i) v[i] = low[i], v[i + 8] = high[i];
   float squares = 0.0f;
@@ -31,7 +32,7 @@ FL_KERNEL(kThreads, rope_store, RopeStoreParams) {
   for (int i = 0; i < 16; ++i) squares = fmaf(v[i], v[i], squares);
   float scale = 1.0f / sqrtf(warp_sum(squares) / (float)kHeadDim + p.eps);
 #pragma unroll
-  for (int i = 0; i < 16; ++i) v[i] = v[i] * scale * gain_at(p.norm, first + i);
+  for (int i = 0; i < 16; ++i) v[i] = v[i] * scale * gains[i];
   if (first >= kNopeDim) rotate_pairs(v, p.rope, position, p.max_positions, (first - kNopeDim) / 2, 1.0f);
   kv_store(v, p.pool, slot, kPageRows, p.format, p.trained != 0);
 }

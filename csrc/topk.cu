@@ -14,7 +14,9 @@
 constexpr int kThreads = 1024;
 constexpr int kDigitBits = 11;
 constexpr int kDigits = 1 << kDigitBits;
-constexpr int kPerThread = 4;
+constexpr int kPerThread = 8;
+// Loads of a thread before the first is used.
+constexpr int kInFlight = 8;
 
 namespace {
 
@@ -29,10 +31,19 @@ FL_DEVICE void narrow(const float* row, int n, int shift, Threshold& threshold, 
                       uint32_t* found) {
   for (int i = threadIdx.x; i < kDigits; i += kThreads) histogram[i] = 0;
   __syncthreads();
-  for (int start = 0; start < n; start += kThreads) {
-    int i = start + threadIdx.x;
-    uint32_t key = i < n ? order_key(row[i]) : 0;
-    if (i < n && (key & threshold.mask) == threshold.key) atomicAdd(&histogram[key >> shift & (kDigits - 1)], 1u);
+  for (int start = 0; start < n; start += kThreads * kInFlight) {
+    float x[kInFlight];
+#pragma unroll
+    for (int j = 0; j < kInFlight; ++j) {
+      int i = start + j * kThreads + threadIdx.x;
+      x[j] = i < n ? row[i] : 0.0f;
+    }
+#pragma unroll
+    for (int j = 0; j < kInFlight; ++j) {
+      uint32_t key = order_key(x[j]);
+      bool counts = start + j * kThreads + (int)threadIdx.x < n && (key & threshold.mask) == threshold.key;
+      if (counts) atomicAdd(&histogram[key >> shift & (kDigits - 1)], 1u);
+    }
   }
   __syncthreads();
   // Thread i holds the digits 2i and 2i + 1 counted from the largest.

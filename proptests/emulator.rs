@@ -49,7 +49,7 @@ fn norm() -> (Case, Value) {
     let mut draw = Draw::new(7);
     let mut case = Case::new();
     let x = case.real("x", Dtype::Bf16, &draw.exact(rows * width, 1.0));
-    let weight = case.weight_f32("weight", &draw.normals(width, 1.0));
+    let weight = case.vector("weight", &draw.normals(width, 1.0));
     let out = case.out("out", Dtype::Bf16, rows * width);
     case.op(Op::RmsNorm(RmsNorm { x, weight, out, rows, width, eps: 1e-6 }));
     (case, out)

@@ -41,6 +41,8 @@ FL_DEVICE void unpack_e2m1x4(uint32_t h, uint32_t scale, uint32_t& low, uint32_t
   high = mul_bf16x2(mul_bf16x2(high, kE2m1Bias), scale);
 }
 
-// A scale as bf16: e4m3 and ue8m0 are exact in it (0xff of ue8m0 is a NaN).
-FL_DEVICE uint32_t e4m3_scale_pair(uint8_t code) { return both_halves(float_to_bf16(e4m3_to_float(code))); }
-FL_DEVICE uint32_t ue8m0_scale_pair(uint8_t code) { return both_halves(float_to_bf16(ue8m0_to_float(code))); }
+// A scale (no sign) as a pair of equal bf16: e4m3 and ue8m0 are exact in it; 0xff of ue8m0 is a NaN.
+FL_DEVICE uint32_t e4m3_scale_pair(uint8_t code) { return mul_bf16x2(both_halves((uint16_t)(code << 4)), kE4m3Bias); }
+FL_DEVICE uint32_t ue8m0_scale_pair(uint8_t code) {
+  return both_halves(code == 0 ? 0x0040 : code == 255 ? 0x7fc0 : (uint16_t)(code << 7));
+}

@@ -50,12 +50,24 @@ FL_DEVICE TileRows tile_rows(const Weight& w, int64_t stack, int rows, int cols,
   return out;
 }
 
+// `valid` bytes and zeros after them. Not inlined: rows that are no whole number of chunks are rare, and their code would
+// be most of every kernel; it goes through a few words of local memory.
+static FL_RARE void copy_tail(uint32_t* words, const uint8_t* from, int valid, int count) {
+#pragma unroll 1
+  for (int i = 0; i < count; ++i) {
+    uint32_t word = 0;
+#pragma unroll 1
+    for (int j = 0; j < 4; ++j) word |= 4 * i + j < valid ? (uint32_t)from[4 * i + j] << (8 * j) : 0;
+    words[i] = word;
+  }
+}
+
 // A lane's 32 elements of one row and chunk, as stored.
 template <int kFormat>
 struct Share {
   static constexpr int kBytes = kFormat == kWeightBf16 ? 64 : kFormat == kWeightFp8Block ? 32 : 16;
   uint32_t words[kBytes / 4];
-  uint32_t scale[2];  // Pairs of equal bf16, one for each half of the share.
+  uint8_t scale_code[2];  // One for each half of the share, converted only when used: a load must not be waited for.
 
   FL_DEVICE void load_codes(const uint8_t* from, int valid, bool exact) {
     if (exact) {
@@ -66,13 +78,10 @@ struct Share {
       }
       return;
     }
+    uint32_t tail[kBytes / 4];
+    copy_tail(tail, from, valid, kBytes / 4);
 #pragma unroll
-    for (int i = 0; i < kBytes / 4; ++i) {
-      uint32_t word = 0;
-#pragma unroll
-      for (int j = 0; j < 4; ++j) word |= 4 * i + j < valid ? (uint32_t)from[4 * i + j] << (8 * j) : 0;
-      words[i] = word;
-    }
+    for (int i = 0; i < kBytes / 4; ++i) words[i] = tail[i];
   }
 
   // `first` is the element at which the share begins; `exact` rows are aligned and have whole chunks.
@@ -81,11 +90,15 @@ struct Share {
     int valid = left * kBytes / kShare;
     load_codes(row + (int64_t)first * kBytes / kShare, valid, exact);
     if (kFormat == kWeightNvfp4) {
-      scale[0] = left > 0 ? e4m3_scale_pair(scales[first / 16]) : 0;
-      scale[1] = left > 16 ? e4m3_scale_pair(scales[first / 16 + 1]) : 0;
+      scale_code[0] = left > 0 ? scales[first / 16] : 0;
+      scale_code[1] = left > 16 ? scales[first / 16 + 1] : 0;
     } else if (kFormat == kWeightMxfp4) {
-      scale[0] = scale[1] = left > 0 ? ue8m0_scale_pair(scales[first / 32]) : 0;
+      scale_code[0] = left > 0 ? scales[first / 32] : 0;
     }
+  }
+
+  FL_DEVICE uint32_t scale(int half) const {
+    return kFormat == kWeightNvfp4 ? e4m3_scale_pair(scale_code[half]) : ue8m0_scale_pair(scale_code[0]);
   }
 
   // Elements 4 step .. 4 step + 3 as two pairs.
@@ -96,75 +109,91 @@ struct Share {
     } else if (kFormat == kWeightFp8Block) {
       unpack_e4m3x4(words[step % (kBytes / 4)], low, high);
     } else {
-      unpack_e2m1x4(words[step / 2] >> (16 * (step % 2)), scale[step / 4], low, high);
+      unpack_e2m1x4(words[step / 2 % (kBytes / 4)] >> (16 * (step % 2)), scale(step / 4), low, high);
     }
   }
 };
 
-// One warp: acc += rows x activations over chunks first, first + stride, ... `x[n]` is this lane's activation row (column
-// g of tile n), null for none. Accumulators are not cleared.
+// One chunk: acc += a x activations. `x[n]` is this lane's activation row (column g of tile n), null for none.
 template <int kFormat, int kTiles>
+FL_DEVICE void multiply_chunk(float (&acc)[kTiles][4], const Share<kFormat> (&a)[2], const float (&scale)[2],
+                              const uint16_t* const (&x)[kTiles], int at, int cols, bool exact) {
+  Share<kWeightBf16> b[kTiles];
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) {
+    if (x[n] != nullptr) {
+      b[n].load((const uint8_t*)x[n], nullptr, at, cols, exact);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 16; ++i) b[n].words[i] = 0;
+    }
+  }
+  float part[kTiles][4];
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) part[n][i] = kFormat == kWeightFp8Block ? 0.0f : acc[n][i];
+  }
+#pragma unroll
+  for (int step = 0; step < kShare / 4; ++step) {
+    uint32_t left[4];
+    a[0].pairs(step, left[0], left[2]);
+    a[1].pairs(step, left[1], left[3]);
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
+      uint32_t right[2];
+      b[n].pairs(step, right[0], right[1]);
+      mma_16x8x16(part[n], left, right);
+    }
+  }
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      acc[n][i] = kFormat == kWeightFp8Block ? fmaf(scale[i / 2], part[n][i], acc[n][i]) : part[n][i];
+    }
+  }
+}
+
+// One warp: acc += rows x activations over chunks first, first + stride, ... Accumulators are not cleared. `kInFlight` chunks
+// of weights are loaded before the first is used (one in bf16, which has no registers for more); it changes no sum.
+template <int kFormat, int kTiles, int kInFlight>
 FL_DEVICE void tile_product(float (&acc)[kTiles][4], const TileRows& rows, const uint16_t* const (&x)[kTiles], int cols,
                             int first, int stride) {
-  int q = lane_idx() % 4;
+  constexpr int kDepth = kFormat == kWeightBf16 ? 1 : kInFlight;
+  int q = lane_idx() % 4, chunks = (cols + kChunk - 1) / kChunk;
   bool exact = cols % kChunk == 0;
-  for (int chunk = first; chunk * kChunk < cols; chunk += stride) {
-    int at = chunk * kChunk + q * kShare;
-    Share<kFormat> a[2];
+#pragma unroll 1
+  for (int group = first; group < chunks; group += stride * kDepth) {
+    Share<kFormat> a[kDepth][2];
+    float scale[kDepth][2];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) a[i].load(rows.codes[i], rows.scales[i], at, cols, exact);
-    Share<kWeightBf16> b[kTiles];
+    for (int d = 0; d < kDepth; ++d) {
+      int chunk = group + d * stride;
+      if (chunk >= chunks) continue;
 #pragma unroll
-    for (int n = 0; n < kTiles; ++n) {
-      if (x[n] != nullptr) {
-        b[n].load((const uint8_t*)x[n], nullptr, at, cols, exact);
-      } else {
-#pragma unroll
-        for (int i = 0; i < 16; ++i) b[n].words[i] = 0;
+      for (int i = 0; i < 2; ++i) {
+        a[d][i].load(rows.codes[i], rows.scales[i], chunk * kChunk + q * kShare, cols, exact);
+        scale[d][i] = kFormat == kWeightFp8Block ? ((const float*)rows.scales[i])[chunk] : 1.0f;
       }
     }
-    float part[kTiles][4];
 #pragma unroll
-    for (int n = 0; n < kTiles; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) part[n][i] = kFormat == kWeightFp8Block ? 0.0f : acc[n][i];
-    }
-#pragma unroll
-    for (int step = 0; step < kShare / 4; ++step) {
-      uint32_t left[4];
-      a[0].pairs(step, left[0], left[2]);
-      a[1].pairs(step, left[1], left[3]);
-#pragma unroll
-      for (int n = 0; n < kTiles; ++n) {
-        uint32_t right[2];
-        b[n].pairs(step, right[0], right[1]);
-        mma_16x8x16(part[n], left, right);
-      }
-    }
-    float scale[2] = {1.0f, 1.0f};
-    if (kFormat == kWeightFp8Block) {
-      scale[0] = ((const float*)rows.scales[0])[chunk];
-      scale[1] = ((const float*)rows.scales[1])[chunk];
-    }
-#pragma unroll
-    for (int n = 0; n < kTiles; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        acc[n][i] = kFormat == kWeightFp8Block ? fmaf(scale[i / 2], part[n][i], acc[n][i]) : part[n][i];
-      }
+    for (int d = 0; d < kDepth; ++d) {
+      int chunk = group + d * stride;
+      if (chunk < chunks) multiply_chunk<kFormat, kTiles>(acc, a[d], scale[d], x, chunk * kChunk + q * kShare, cols, exact);
     }
   }
 }
 
 // The same for a format known only at run time.
-template <int kTiles>
+template <int kTiles, int kInFlight>
 FL_DEVICE void tile_product_any(float (&acc)[kTiles][4], int format, const TileRows& rows,
                                 const uint16_t* const (&x)[kTiles], int cols, int first, int stride) {
   switch (format) {
-    case kWeightBf16: return tile_product<kWeightBf16, kTiles>(acc, rows, x, cols, first, stride);
-    case kWeightFp8Block: return tile_product<kWeightFp8Block, kTiles>(acc, rows, x, cols, first, stride);
-    case kWeightNvfp4: return tile_product<kWeightNvfp4, kTiles>(acc, rows, x, cols, first, stride);
-    default: return tile_product<kWeightMxfp4, kTiles>(acc, rows, x, cols, first, stride);
+    case kWeightBf16: return tile_product<kWeightBf16, kTiles, kInFlight>(acc, rows, x, cols, first, stride);
+    case kWeightFp8Block: return tile_product<kWeightFp8Block, kTiles, kInFlight>(acc, rows, x, cols, first, stride);
+    case kWeightNvfp4: return tile_product<kWeightNvfp4, kTiles, kInFlight>(acc, rows, x, cols, first, stride);
+    default: return tile_product<kWeightMxfp4, kTiles, kInFlight>(acc, rows, x, cols, first, stride);
   }
 }
 

@@ -17,6 +17,7 @@
 #define __align__(n) __attribute__((aligned(n)))
 #define __forceinline__ inline
 #define __shared__ static __attribute__((section("emu_shared")))
+#define FL_KERNEL_BLOCKS(threads, blocks, name, Params) FL_KERNEL(threads, name, Params)
 #define FL_KERNEL(threads, name, Params)                          \
   static void name(const Params& p);                              \
   extern "C" void flashlane_emu_##name(const void* params) {      \

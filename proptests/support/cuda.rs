@@ -5,9 +5,10 @@
 use std::sync::{Arc, OnceLock};
 
 use flashlane::cuda::{
-    Backend, CudaError, DeviceResident, DeviceStep, DeviceWeight, DeviceWeights, Gpu, MatrixFormat, Options,
-    kernels_built,
+    Backend, CudaError, DeviceResident, DeviceStep, DeviceWeight, DeviceWeights, Gpu, IndexReader,
+    MatrixFormat, Options, kernels_built,
 };
+use flashlane::ops::Op;
 use flashlane::step::{Memory, Resident};
 
 use super::case::{Case, Stored, TestWeight};
@@ -17,11 +18,15 @@ use super::run::Executor;
 pub(crate) fn executors() -> Vec<Box<dyn Executor>> {
     let mut all: Vec<Box<dyn Executor>> = Vec::new();
     #[cfg(feature = "emulator")]
-    for (name, seed) in [("emulator, seed 1", 1), ("emulator, seed 2", 2)] {
-        all.push(Box::new(Cuda::new(name, Arc::new(flashlane::cuda::Emulator::new(seed)))));
+    {
+        let emulator = |seed| Arc::new(flashlane::cuda::Emulator::new(seed));
+        all.push(Box::new(Cuda::new("emulator, seed 1", emulator(1))));
+        all.push(Box::new(Cuda::new("emulator, seed 2", emulator(2))));
+        all.push(Box::new(Cuda::new("emulator, simple reader", emulator(3)).simple_reader()));
     }
     if let Some(gpu) = gpu() {
-        all.push(Box::new(Cuda::new("gpu", gpu)));
+        all.push(Box::new(Cuda::new("gpu", Arc::clone(&gpu))));
+        all.push(Box::new(Cuda::new("gpu, simple reader", gpu).simple_reader()));
     }
     all
 }
@@ -56,8 +61,9 @@ impl Cuda {
         Self { name, backend, options: Options::default() }
     }
 
-    pub(crate) fn with(self, options: Options) -> Self {
-        Self { options, ..self }
+    /// The same with the simple reader of index keys; it then takes `index_logits` alone.
+    fn simple_reader(self) -> Self {
+        Self { options: Options { index_reader: IndexReader::Simple }, ..self }
     }
 
     fn executor(&self, case: &Case) -> Result<flashlane::cuda::Executor, CudaError> {
@@ -107,7 +113,9 @@ impl Executor for Cuda {
     }
 
     fn takes(&self, case: &Case) -> bool {
-        !self.prepare(case).is_err_and(|e| e.is_unsupported())
+        let alike =
+            self.options == Options::default() || matches!(case.graph.nodes[0].op, Op::IndexLogits(_));
+        alike && !self.prepare(case).is_err_and(|e| e.is_unsupported())
     }
 
     fn run(&self, case: &Case, memory: &mut Memory, resident: &mut Resident) -> Result<(), String> {

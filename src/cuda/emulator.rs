@@ -34,8 +34,10 @@ entries! {
     CompressC4, flashlane_emu_compress_c4;
     CompressC128, flashlane_emu_compress_c128;
     Embed, flashlane_emu_embed;
-    ExpertsUp, flashlane_emu_experts_up;
-    ExpertsDown, flashlane_emu_experts_down;
+    ExpertsUp8, flashlane_emu_experts_up_8;
+    ExpertsUp32, flashlane_emu_experts_up_32;
+    ExpertsDown8, flashlane_emu_experts_down_8;
+    ExpertsDown32, flashlane_emu_experts_down_32;
     HyperPre, flashlane_emu_hyper_pre;
     HyperPost, flashlane_emu_hyper_post;
     HyperHead, flashlane_emu_hyper_head;

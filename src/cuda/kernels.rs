@@ -32,8 +32,10 @@ kernels! {
     CompressC4, "compress", "compress_c4";
     CompressC128, "compress", "compress_c128";
     Embed, "embed", "embed";
-    ExpertsUp, "experts", "experts_up";
-    ExpertsDown, "experts", "experts_down";
+    ExpertsUp8, "experts", "experts_up_8";
+    ExpertsUp32, "experts", "experts_up_32";
+    ExpertsDown8, "experts", "experts_down_8";
+    ExpertsDown32, "experts", "experts_down_32";
     HyperPre, "hyper", "hyper_pre";
     HyperPost, "hyper", "hyper_post";
     HyperHead, "hyper", "hyper_head";

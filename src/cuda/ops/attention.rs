@@ -10,7 +10,7 @@ use crate::ops::{Attention, Compressed, Dtype, HEAD_DIM};
 /// Heads of a block.
 const HEADS_PER_BLOCK: usize = 16;
 /// `Shared` of the kernel: 64 rows and 16 queries at a pitch of 520, weights, scores, sums and places.
-const SHARED: usize = 2 * 520 * (64 + 16) + 2 * 72 * 16 + 4 * 68 * 16 + 3 * 4 * 16 + 2 * 8 * 64;
+const SHARED: usize = 2 * 520 * (64 + 16) + 2 * 72 * 16 + 4 * 68 * 16 + 3 * 4 * 16 + 4 * 8 * 64;
 
 // SAFETY: generated from the kernel's header; gaps are explicit.
 unsafe impl Params for AttentionParams {}

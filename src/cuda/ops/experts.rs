@@ -8,14 +8,16 @@ use crate::ops::{Dtype, ExpertsDown, ExpertsUp};
 
 const MAX_EXPERTS: usize = 1024;
 /// Output columns of a block of `experts_up`.
-const UP_COLUMNS: usize = 8;
+const UP_COLUMNS: usize = 32;
+/// Rows up to which a loaded weight serves 8 tokens at a time; above, an expert may well have more.
+const NARROW_ROWS: usize = 64;
 /// Output columns and tokens of a block of `experts_down`.
 const DOWN_COLUMNS: usize = 16;
 const DOWN_TOKENS: usize = 64;
 /// So that the items of `experts_down` fit their table: each has at least one of 64 k pairs.
 const MAX_CHOSEN: usize = 16;
-/// Partial sums of `experts_down`: 8 warps of 32 columns of 17 floats.
-const DOWN_SHARED: usize = 8 * 32 * 17 * 4;
+/// Partial sums of `experts_down`, bytes a column: 8 warps of 17 floats.
+const DOWN_SHARED: usize = 8 * 17 * 4;
 
 // SAFETY: generated from the kernel's header; pointers and 4-byte fields without gaps.
 unsafe impl Params for ExpertsUpParams {}
@@ -45,7 +47,8 @@ pub(super) fn up(op: &ExpertsUp, b: &Bound<'_>) -> Result<Launch, CudaError> {
     };
     // One block column a possible active expert; at least one, which zeroes what no expert writes.
     let active = op.experts.min(rows * op.k);
-    Ok(Launch::new(Kernel::ExpertsUp, [op.width.div_ceil(UP_COLUMNS), active, 1], 256, 0, &params))
+    let kernel = if rows <= NARROW_ROWS { Kernel::ExpertsUp8 } else { Kernel::ExpertsUp32 };
+    Ok(Launch::new(kernel, [op.width.div_ceil(UP_COLUMNS), active, 1], 256, 0, &params))
 }
 
 pub(super) fn down(op: &ExpertsDown, b: &Bound<'_>) -> Result<Launch, CudaError> {
@@ -65,5 +68,7 @@ pub(super) fn down(op: &ExpertsDown, b: &Bound<'_>) -> Result<Launch, CudaError>
         pad: 0,
     };
     let grid = [rows.div_ceil(DOWN_TOKENS), op.hidden.div_ceil(DOWN_COLUMNS), 1];
-    Ok(Launch::new(Kernel::ExpertsDown, grid, 256, DOWN_SHARED, &params))
+    let (kernel, columns) =
+        if rows <= NARROW_ROWS { (Kernel::ExpertsDown8, 8) } else { (Kernel::ExpertsDown32, 32) };
+    Ok(Launch::new(kernel, grid, 256, DOWN_SHARED * columns, &params))
 }

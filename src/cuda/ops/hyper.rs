@@ -7,7 +7,7 @@ use crate::cuda::{CudaError, Kernel, Launch};
 use crate::ops::{Dtype, HyperHead, HyperPost, HyperPre};
 
 const MAX_STREAMS: usize = 4;
-const THREADS: u32 = 512;
+const THREADS: u32 = 1024;
 
 // SAFETY: generated from the kernel's header; gaps are explicit.
 unsafe impl Params for HyperPreParams {}
