@@ -2,6 +2,8 @@
 //! every executor and is judged by the oracle; the oracle is judged by cases computed by hand and by laws that it must keep.
 //! Names like `t01` are those of public bug reports about other engines, kept as inputs.
 
+#![allow(clippy::unwrap_used, reason = "all of this is test code")]
+
 mod support;
 
 mod attention;
@@ -20,14 +22,25 @@ mod router;
 mod sample;
 mod topk;
 
-mod model;
-
 #[cfg(feature = "emulator")]
 mod emulator;
 #[cfg(feature = "cuda")]
 mod nvfp4;
 
+mod any_order;
+mod checkpoint;
+mod company;
+mod draw;
+mod engine;
+mod footprint;
 mod hazards;
+mod inputs;
+mod model;
+mod model_step;
+mod mutants;
 mod plan;
 mod proof;
+mod race;
 mod random_graph;
+mod step;
+mod world;

@@ -11,8 +11,8 @@ use flashlane::format::index_row::IndexFormat;
 use flashlane::format::kv_row::KvFormat;
 use flashlane::model::{CacheLayout, CacheSize, ModelWeights, StepShape, load};
 use flashlane::ops::Dtype;
-use flashlane::reference;
 use flashlane::step::Numerics;
+use flashlane::{cpu, reference};
 use safetensors::SafeTensors;
 
 /// No rounding anywhere: what `transformers` computes.
@@ -39,6 +39,7 @@ struct Shown {
 
 enum Executor {
     Reference,
+    Cpu,
 }
 
 impl Run {
@@ -57,6 +58,10 @@ impl Run {
             Executor::Reference => {
                 let weights = reference::Weights::from_loaded(&loaded);
                 Box::new(HostDevice::new(&layout, steps, weights, reference::run_step))
+            }
+            Executor::Cpu => {
+                let weights = loaded.into_iter().collect::<cpu::Weights>();
+                Box::new(HostDevice::new(&layout, steps, weights, cpu::serial::run_step))
             }
         };
         let mut caches = Caches::new(size);
@@ -187,9 +192,11 @@ fn the_oracle_matches_transformers_in_prefill_and_decode() {
 }
 
 #[test]
-fn long() {
+fn the_cpu_path_matches_transformers_in_prefill_and_decode() {
     let golden = Golden::open();
-    let tokens = golden.tokens("long");
-    let mut run = Run::new(&golden.checkpoint, OFF, &Executor::Reference);
-    golden.check("long", &run.all(&tokens, 600));
+    for (prompt, prefilled) in [("short", 0), ("long", 641), ("long", 250)] {
+        let tokens = golden.tokens(prompt);
+        let mut run = Run::new(&golden.checkpoint, OFF, &Executor::Cpu);
+        golden.check(prompt, &run.all(&tokens, prefilled));
+    }
 }

@@ -18,7 +18,7 @@ fn backends() -> Vec<Arc<dyn Backend>> {
 /// 32 elements for each scale byte: all sixteen codes twice.
 fn all_pairs(scale_bytes: usize) -> (Vec<u8>, Vec<u8>) {
     let codes: Vec<u8> =
-        (0..256).flat_map(|_| (0..16u8).map(|i| ((2 * i) % 16) | (2 * i + 1) % 16 << 4)).collect();
+        (0..256).flat_map(|_| (0..16u8).map(|i| ((2 * i) % 16) | (((2 * i + 1) % 16) << 4))).collect();
     let scales = (0..=255u8).flat_map(|s| vec![s; scale_bytes]).collect();
     (codes, scales)
 }

@@ -61,7 +61,7 @@ pub(crate) fn hadamard_off(x: &Off) -> Off {
     let root = (x.values.len() as f64).sqrt();
     let spread: f64 = x.values.iter().zip(&x.bound).map(|(v, b)| b + 8.0 * EPS * v.abs()).sum::<f64>() / root;
     x.combine(|i| {
-        let sign = |j: usize| if (i & j).count_ones() % 2 == 0 { 1.0 } else { -1.0 };
+        let sign = |j: usize| if (i & j).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 };
         (x.values.iter().enumerate().map(|(j, v)| sign(j) * v).sum::<f64>() / root, spread)
     })
 }

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use flashlane::checkpoint::{Matrix, Part, WeightFormat};
 use flashlane::format::{fp8_block, mxfp4, nvfp4};
 use flashlane::ops::{BufferId, Dtype, Op, ROPE_DIM, Tokens, Value};
 use flashlane::step::{
@@ -58,6 +59,23 @@ impl TestWeight {
             Stored::Table(_) => return None,
         }
         Some(out)
+    }
+
+    /// The weight as a checkpoint holds it; `None` for what checkpoints decode.
+    pub(crate) fn matrix(&self) -> Option<Matrix> {
+        let (format, codes, scales, scale2) = match self.stored.clone() {
+            Stored::F32(_) | Stored::Table(_) => return None,
+            Stored::Bf16(data) => {
+                let codes = data.iter().flat_map(|&v| bf16::from_f32(v).to_le_bytes()).collect();
+                (WeightFormat::Bf16, codes, Vec::new(), 1.0)
+            }
+            Stored::Fp8 { codes, scales } => (WeightFormat::Fp8Block, codes, scales, 1.0),
+            Stored::NvFp4 { codes, scales, scale2 } => (WeightFormat::Nvfp4, codes, scales, scale2),
+            Stored::MxFp4 { codes, scales } => (WeightFormat::Mxfp4, codes, scales, 1.0),
+        };
+        let (rows, cols) = (self.rows, self.cols);
+        let part = Part { first_row: 0, rows, codes: codes.into(), scales: scales.into(), scale2 };
+        Some(Matrix { name: "test".into(), rows, cols, format, parts: vec![part] })
     }
 
     fn bytes(&self) -> usize {
@@ -128,7 +146,7 @@ impl Case {
         self.value(name, dtype, data.len(), Content { bytes, ..Content::default() })
     }
 
-    /// An activation or f32 operand; in bf16 the data must be exact.
+    /// An activation or f32 operand, rounded if it is bf16.
     pub(crate) fn real(&mut self, name: &str, dtype: Dtype, data: &[f32]) -> Value {
         match dtype {
             Dtype::Bf16 => {
@@ -201,8 +219,9 @@ impl Case {
         self.pools += 1;
         bytes.resize(used + GUARD, 0);
         let len = bytes.len();
-        let content = Content { bytes, unread: vec![used..len], written: Vec::new() };
-        self.buffer(name, class, Dtype::U8, len, content)
+        let id = self.buffer(name, class, Dtype::U8, len, Content { bytes, ..Content::default() });
+        self.unread(id, used..len);
+        id
     }
 
     /// A state buffer with a guard behind its last slot.
@@ -212,8 +231,9 @@ impl Case {
         self.states += 1;
         bytes.resize(used + GUARD, 0);
         let len = bytes.len();
-        let content = Content { bytes, unread: vec![used..len], written: Vec::new() };
-        self.buffer(name, class, Dtype::F32, len / 4, content)
+        let id = self.buffer(name, class, Dtype::F32, len / 4, Content { bytes, ..Content::default() });
+        self.unread(id, used..len);
+        id
     }
 
     /// Declares bytes that the node has no business reading.
@@ -251,9 +271,9 @@ impl Case {
         self.writes(value.buffer, elements.start * size..elements.end * size);
     }
 
-    /// Sets the node. A case has one; a later call replaces it.
+    /// Appends the node. Most cases have one.
     pub(crate) fn op(&mut self, op: Op) {
-        self.graph.nodes = vec![Node { op, lane: LaneId(0), scope: "case".into(), waits: true }];
+        self.graph.nodes.push(Node { op, lane: LaneId(0), scope: "case".into(), waits: true });
     }
 
     /// What a buffer holds before the run, poison apart.

@@ -1,5 +1,6 @@
 //! Executors, and promise 2 of every run: declared means declared.
 
+use flashlane::cpu::{self, simd::Simd};
 use flashlane::ops::{BufferId, Dtype, Value};
 use flashlane::reference;
 use flashlane::step::{Class, Memory, Resident};
@@ -22,10 +23,33 @@ pub(crate) trait Executor {
 
 /// Every executor; the oracle comes first. A new one plugs in here.
 pub(crate) fn executors() -> Vec<Box<dyn Executor>> {
-    let all: Vec<Box<dyn Executor>> = vec![Box::new(Oracle)];
+    let mut all: Vec<Box<dyn Executor>> = vec![Box::new(Oracle)];
+    all.extend(Simd::available().into_iter().map(|simd| Box::new(Cpu(simd)) as Box<dyn Executor>));
     #[cfg(feature = "cuda")]
-    let all = all.into_iter().chain(super::cuda::executors()).collect();
+    all.extend(super::cuda::executors());
     all
+}
+
+/// The CPU path with one instruction set.
+struct Cpu(Simd);
+
+impl Executor for Cpu {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn run(&self, case: &Case, memory: &mut Memory, resident: &mut Resident) -> Result<(), String> {
+        let mut weights = cpu::Weights::with_simd(self.0);
+        for (id, weight) in &case.weights {
+            match (&weight.stored, weight.matrix()) {
+                (_, Some(matrix)) => weights.insert(*id, matrix),
+                (Stored::Table(table), None) => weights.insert_table(*id, table.clone()),
+                (Stored::F32(values), None) => weights.insert_f32(*id, values.clone()),
+                (other, None) => return Err(format!("{other:?} has no matrix")),
+            }
+        }
+        cpu::serial::run_step(&case.graph, &case.plan, memory, resident, &weights).map_err(|e| e.to_string())
+    }
 }
 
 struct Oracle;
@@ -94,6 +118,11 @@ impl Case {
     pub(crate) fn run(&self) -> Runs {
         let all = executors();
         Runs { all: all.iter().filter(|e| e.takes(self)).map(|e| self.run_on(e.as_ref())).collect() }
+    }
+
+    /// Runs the CPU path with one instruction set, on the threads of `pool`.
+    pub(crate) fn run_on_cpu(&self, simd: Simd, pool: &rayon::ThreadPool) -> Found {
+        pool.install(|| self.run_poisoned(&Cpu(simd), POISONS[0]))
     }
 
     fn run_on(&self, executor: &dyn Executor) -> Found {

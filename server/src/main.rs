@@ -1,2 +1,17 @@
 //! The `flashlane` binary.
-fn main() {}
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use flashlane_server::cli::Cli;
+use flashlane_server::commands;
+
+fn main() -> ExitCode {
+    match commands::run(Cli::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("flashlane: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -106,6 +106,6 @@ fn layers_have_their_kind_and_rope() {
     let config = tiny_config();
     assert_eq!([0, 1, 2].map(|l| config.kind(l)), [LayerKind::Window, LayerKind::C4, LayerKind::C128]);
     assert_eq!(config.rope(0), RopeParams { theta: 10_000.0, yarn: None });
-    assert_eq!(config.rope(128), RopeParams { theta: 160_000.0, yarn: config.yarn });
+    assert_eq!(config.rope(2), RopeParams { theta: 160_000.0, yarn: config.yarn });
     assert!(config.is_hash(0) && !config.is_hash(1));
 }

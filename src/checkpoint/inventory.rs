@@ -1,13 +1,8 @@
-//! What tensors the architecture has: one walk that builds the weight tree, from whatever source hands out tensors.
+//! What tensors the architecture has: names, shapes and roles, for any configuration.
 //!
-//! The loader, the list of expected tensors and the synthetic checkpoint all come from this walk, so they cannot disagree.
+//! The loader, the quantiser and the synthetic checkpoint all read this one list, so they cannot disagree.
 
 use super::config::{LayerKind, ModelConfig};
-use super::map::Span;
-use super::weights::{
-    AttentionWeights, CompressorWeights, ExpertWeights, HyperWeights, IdTable, IndexerWeights, LayerWeights,
-    Matrix, MoeWeights, Routing, Vector, WeightFormat, Weights,
-};
 
 /// What a tensor is for. Decides its official storage, how `quantize` treats it, and its synthetic distribution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -50,6 +45,21 @@ impl Role {
         matches!(self, Self::ExpertGateUp | Self::ExpertDown)
     }
 
+    /// A small parameter, decoded to f32 when it is loaded.
+    #[must_use]
+    pub const fn is_vector(self) -> bool {
+        matches!(
+            self,
+            Self::Norm
+                | Self::HyperBase
+                | Self::HyperHeadBase
+                | Self::HyperScale
+                | Self::Sink
+                | Self::Ape
+                | Self::RouterBias
+        )
+    }
+
     /// Stored as f32 in the official checkpoint.
     #[must_use]
     pub const fn is_f32(self) -> bool {
@@ -76,187 +86,112 @@ pub struct Spec {
     pub role: Role,
 }
 
-/// Hands out tensors by their spec. Failures are the source's to remember; it returns something of the right type.
-pub(super) trait Source {
-    fn matrix(&mut self, spec: Spec) -> Matrix;
-    fn vector(&mut self, spec: Spec) -> Vector;
-    fn ids(&mut self, spec: Spec) -> IdTable;
-}
-
 /// Every tensor of a model, in checkpoint order.
 #[must_use]
 pub fn specs(config: &ModelConfig) -> Vec<Spec> {
-    let mut recorder = Recorder(Vec::new());
-    build(config, &mut recorder);
-    recorder.0
-}
-
-/// The tree of weights.
-pub(super) fn build(config: &ModelConfig, source: &mut dyn Source) -> Weights {
-    let mut walk = Walk { config, source };
-    let (d, v) = (config.hidden_size, config.vocab_size);
-    Weights {
-        embed: walk.matrix("embed.weight", [v, d], Role::Embed),
-        head: walk.matrix("head.weight", [v, d], Role::Head),
-        norm: walk.norm("norm", d),
-        hc_head: walk.hyper("hc_head", config.hc_mult, 1, Role::HyperHeadBase),
-        layers: (0..config.num_hidden_layers).map(|layer| walk.layer(layer)).collect(),
+    let mut list = List { config, specs: Vec::new() };
+    let (d, v, n) = (config.hidden_size, config.vocab_size, config.hc_mult);
+    list.add("embed.weight", &[v, d], Role::Embed);
+    list.add("head.weight", &[v, d], Role::Head);
+    list.norm("norm", d);
+    list.hyper("hc_head", n, 1, Role::HyperHeadBase);
+    for layer in 0..config.num_hidden_layers {
+        list.layer(layer);
     }
+    list.specs
 }
 
-struct Walk<'a> {
+struct List<'a> {
     config: &'a ModelConfig,
-    source: &'a mut dyn Source,
+    specs: Vec<Spec>,
 }
 
-impl Walk<'_> {
-    fn matrix(&mut self, name: &str, shape: [usize; 2], role: Role) -> Matrix {
-        self.source.matrix(Spec { name: name.to_owned(), shape: shape.to_vec(), role })
+impl List<'_> {
+    fn add(&mut self, name: &str, shape: &[usize], role: Role) {
+        self.specs.push(Spec { name: name.to_owned(), shape: shape.to_vec(), role });
     }
 
-    fn vector(&mut self, name: &str, shape: &[usize], role: Role) -> Vector {
-        self.source.vector(Spec { name: name.to_owned(), shape: shape.to_vec(), role })
+    fn norm(&mut self, name: &str, width: usize) {
+        self.add(&format!("{name}.weight"), &[width], Role::Norm);
     }
 
-    fn norm(&mut self, name: &str, width: usize) -> Vector {
-        self.vector(&format!("{name}.weight"), &[width], Role::Norm)
-    }
-
-    fn hyper(&mut self, prefix: &str, mixes: usize, scales: usize, base: Role) -> HyperWeights {
+    fn hyper(&mut self, prefix: &str, mixes: usize, scales: usize, base: Role) {
         let width = self.config.hc_mult * self.config.hidden_size;
-        HyperWeights {
-            func: self.matrix(&format!("{prefix}_fn"), [mixes, width], Role::HyperFunc),
-            base: self.vector(&format!("{prefix}_base"), &[mixes], base),
-            scale: self.vector(&format!("{prefix}_scale"), &[scales], Role::HyperScale),
-        }
+        self.add(&format!("{prefix}_fn"), &[mixes, width], Role::HyperFunc);
+        self.add(&format!("{prefix}_base"), &[mixes], base);
+        self.add(&format!("{prefix}_scale"), &[scales], Role::HyperScale);
     }
 
-    fn layer(&mut self, layer: usize) -> LayerWeights {
+    fn layer(&mut self, layer: usize) {
         let (p, d, n) = (format!("layers.{layer}"), self.config.hidden_size, self.config.hc_mult);
-        LayerWeights {
-            attn_norm: self.norm(&format!("{p}.attn_norm"), d),
-            ffn_norm: self.norm(&format!("{p}.ffn_norm"), d),
-            hc_attn: self.hyper(&format!("{p}.hc_attn"), (2 + n) * n, 3, Role::HyperBase),
-            hc_ffn: self.hyper(&format!("{p}.hc_ffn"), (2 + n) * n, 3, Role::HyperBase),
-            attn: self.attention(&format!("{p}.attn"), self.config.kind(layer)),
-            ffn: self.moe(&format!("{p}.ffn"), self.config.is_hash(layer)),
-        }
+        self.norm(&format!("{p}.attn_norm"), d);
+        self.norm(&format!("{p}.ffn_norm"), d);
+        self.hyper(&format!("{p}.hc_attn"), (2 + n) * n, 3, Role::HyperBase);
+        self.hyper(&format!("{p}.hc_ffn"), (2 + n) * n, 3, Role::HyperBase);
+        self.attention(&format!("{p}.attn"), self.config.kind(layer));
+        self.moe(&format!("{p}.ffn"), self.config.is_hash(layer));
     }
 
-    fn attention(&mut self, p: &str, kind: LayerKind) -> AttentionWeights {
+    fn attention(&mut self, p: &str, kind: LayerKind) {
         let c = self.config;
         let (d, rq, hd, o) = (c.hidden_size, c.q_lora_rank, c.head_dim, c.o_groups * c.o_lora_rank);
         let q = c.num_attention_heads * hd;
-        AttentionWeights {
-            attn_sink: self.vector(&format!("{p}.attn_sink"), &[c.num_attention_heads], Role::Sink),
-            wq_a: self.matrix(&format!("{p}.wq_a.weight"), [rq, d], Role::Attention),
-            q_norm: self.norm(&format!("{p}.q_norm"), rq),
-            wq_b: self.matrix(&format!("{p}.wq_b.weight"), [q, rq], Role::Attention),
-            wkv: self.matrix(&format!("{p}.wkv.weight"), [hd, d], Role::Attention),
-            kv_norm: self.norm(&format!("{p}.kv_norm"), hd),
-            wo_a: self.matrix(&format!("{p}.wo_a.weight"), [o, q / c.o_groups], Role::Attention),
-            wo_b: self.matrix(&format!("{p}.wo_b.weight"), [d, o], Role::Attention),
-            compressor: match kind {
-                LayerKind::Window => None,
-                LayerKind::C4 => Some(self.compressor(&format!("{p}.compressor"), 4, 2, hd)),
-                LayerKind::C128 => Some(self.compressor(&format!("{p}.compressor"), 128, 1, hd)),
-            },
-            indexer: (kind == LayerKind::C4).then(|| self.indexer(&format!("{p}.indexer"))),
+        self.add(&format!("{p}.attn_sink"), &[c.num_attention_heads], Role::Sink);
+        self.add(&format!("{p}.wq_a.weight"), &[rq, d], Role::Attention);
+        self.norm(&format!("{p}.q_norm"), rq);
+        self.add(&format!("{p}.wq_b.weight"), &[q, rq], Role::Attention);
+        self.add(&format!("{p}.wkv.weight"), &[hd, d], Role::Attention);
+        self.norm(&format!("{p}.kv_norm"), hd);
+        // Block-diagonal, stacked by group.
+        self.add(&format!("{p}.wo_a.weight"), &[o, q / c.o_groups], Role::Attention);
+        self.add(&format!("{p}.wo_b.weight"), &[d, o], Role::Attention);
+        match kind {
+            LayerKind::Window => {}
+            LayerKind::C128 => self.compressor(&format!("{p}.compressor"), 128, hd),
+            LayerKind::C4 => {
+                self.compressor(&format!("{p}.compressor"), 4, hd);
+                self.indexer(&format!("{p}.indexer"));
+            }
         }
     }
 
-    fn compressor(&mut self, p: &str, ratio: usize, series: usize, dims: usize) -> CompressorWeights {
-        let (width, d) = (series * dims, self.config.hidden_size);
-        CompressorWeights {
-            wkv: self.matrix(&format!("{p}.wkv.weight"), [width, d], Role::Compressor),
-            wgate: self.matrix(&format!("{p}.wgate.weight"), [width, d], Role::Compressor),
-            ape: self.vector(&format!("{p}.ape"), &[ratio, width], Role::Ape),
-            norm: self.norm(&format!("{p}.norm"), dims),
-        }
+    /// Ratio 4 has two overlapping series.
+    fn compressor(&mut self, p: &str, ratio: usize, dims: usize) {
+        let (width, d) = (if ratio == 4 { 2 * dims } else { dims }, self.config.hidden_size);
+        self.add(&format!("{p}.wkv.weight"), &[width, d], Role::Compressor);
+        self.add(&format!("{p}.wgate.weight"), &[width, d], Role::Compressor);
+        self.add(&format!("{p}.ape"), &[ratio, width], Role::Ape);
+        self.norm(&format!("{p}.norm"), dims);
     }
 
-    fn indexer(&mut self, p: &str) -> IndexerWeights {
+    fn indexer(&mut self, p: &str) {
         let (heads, dims) = (self.config.index_n_heads, self.config.index_head_dim);
-        let (d, rq) = (self.config.hidden_size, self.config.q_lora_rank);
-        IndexerWeights {
-            wq_b: self.matrix(&format!("{p}.wq_b.weight"), [heads * dims, rq], Role::Attention),
-            weights_proj: self.matrix(&format!("{p}.weights_proj.weight"), [heads, d], Role::IndexWeights),
-            compressor: self.compressor(&format!("{p}.compressor"), 4, 2, dims),
-        }
+        self.add(&format!("{p}.wq_b.weight"), &[heads * dims, self.config.q_lora_rank], Role::Attention);
+        self.add(&format!("{p}.weights_proj.weight"), &[heads, self.config.hidden_size], Role::IndexWeights);
+        self.compressor(&format!("{p}.compressor"), 4, dims);
     }
 
-    fn moe(&mut self, p: &str, hash: bool) -> MoeWeights {
+    fn moe(&mut self, p: &str, hash: bool) {
         let c = self.config;
-        let experts = c.n_routed_experts;
-        let gate = self.matrix(&format!("{p}.gate.weight"), [experts, c.hidden_size], Role::Router);
-        let routing = if hash {
-            let shape = vec![c.vocab_size, c.num_experts_per_tok];
-            let spec = Spec { name: format!("{p}.gate.tid2eid"), shape, role: Role::HashIds };
-            Routing::Hash(self.source.ids(spec))
+        self.add(&format!("{p}.gate.weight"), &[c.n_routed_experts, c.hidden_size], Role::Router);
+        if hash {
+            self.add(&format!("{p}.gate.tid2eid"), &[c.vocab_size, c.num_experts_per_tok], Role::HashIds);
         } else {
-            Routing::Scored(self.vector(&format!("{p}.gate.bias"), &[experts], Role::RouterBias))
-        };
-        MoeWeights {
-            gate,
-            routing,
-            shared: self.expert(&format!("{p}.shared_experts"), Role::SharedGateUp, Role::SharedDown),
-            experts: (0..experts)
-                .map(|e| self.expert(&format!("{p}.experts.{e}"), Role::ExpertGateUp, Role::ExpertDown))
-                .collect(),
+            self.add(&format!("{p}.gate.bias"), &[c.n_routed_experts], Role::RouterBias);
+        }
+        self.expert(&format!("{p}.shared_experts"), Role::SharedGateUp, Role::SharedDown);
+        for e in 0..c.n_routed_experts {
+            self.expert(&format!("{p}.experts.{e}"), Role::ExpertGateUp, Role::ExpertDown);
         }
     }
 
-    fn expert(&mut self, p: &str, gate_up: Role, down: Role) -> ExpertWeights {
+    /// `w1` gate, `w3` up, `w2` down.
+    fn expert(&mut self, p: &str, gate_up: Role, down: Role) {
         let (d, width) = (self.config.hidden_size, self.config.moe_intermediate_size);
-        ExpertWeights {
-            w1: self.matrix(&format!("{p}.w1.weight"), [width, d], gate_up),
-            w2: self.matrix(&format!("{p}.w2.weight"), [d, width], down),
-            w3: self.matrix(&format!("{p}.w3.weight"), [width, d], gate_up),
-        }
+        self.add(&format!("{p}.w1.weight"), &[width, d], gate_up);
+        self.add(&format!("{p}.w2.weight"), &[d, width], down);
+        self.add(&format!("{p}.w3.weight"), &[width, d], gate_up);
     }
-}
-
-/// Writes down what is asked for and hands out nothing.
-struct Recorder(Vec<Spec>);
-
-impl Source for Recorder {
-    fn matrix(&mut self, spec: Spec) -> Matrix {
-        let hollow = hollow_matrix(&spec);
-        self.0.push(spec);
-        hollow
-    }
-
-    fn vector(&mut self, spec: Spec) -> Vector {
-        let hollow = hollow_vector(&spec);
-        self.0.push(spec);
-        hollow
-    }
-
-    fn ids(&mut self, spec: Spec) -> IdTable {
-        let hollow = hollow_ids(&spec);
-        self.0.push(spec);
-        hollow
-    }
-}
-
-/// A matrix without data; stands in where the walk goes on after a failure.
-pub(super) fn hollow_matrix(spec: &Spec) -> Matrix {
-    let (rows, cols) = (spec.shape[0], spec.shape[1]);
-    Matrix { name: spec.name.as_str().into(), rows, cols, format: WeightFormat::Bf16, parts: Vec::new() }
-}
-
-pub(super) fn hollow_vector(spec: &Spec) -> Vector {
-    Vector {
-        name: spec.name.as_str().into(),
-        shape: spec.shape.clone(),
-        values: [].into(),
-        format: WeightFormat::F32,
-        data: Span::empty(),
-    }
-}
-
-pub(super) fn hollow_ids(spec: &Spec) -> IdTable {
-    IdTable { name: spec.name.as_str().into(), rows: spec.shape[0], cols: spec.shape[1], ids: [].into() }
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
-//! Checkpoints: a directory (or bytes compiled into the binary) becomes a typed tree of weights, or a sentence that says why not.
+//! Checkpoints: a directory (or bytes compiled into the binary) becomes the model's tensors, or a sentence that says why not.
 //!
 //! ```text
 //! config.json ─► config ─┐
-//! *.safetensors ─► map ─► safetensors ─► names ─► resolve (against inventory) ─► weights
+//! *.safetensors ─► map ─► safetensors ─► names ─► resolve (against inventory) ─► matrices, vectors, tables
 //! ```
 //!
 //! Weights stay where they are: a [`Matrix`] points into the memory map and is cheap to clone; only vectors (norms, biases)
@@ -33,17 +33,13 @@ pub use inventory::{Role, Spec, specs};
 pub use map::Span;
 pub use names::Skip;
 pub use quantize::{DenseFormat, ExpertFormat, Progress, QuantizeOptions, quantize};
-pub use weights::{
-    AttentionWeights, CompressorWeights, ExpertWeights, HyperWeights, IdTable, IndexerWeights, LayerWeights,
-    Matrix, MoeWeights, Part, Routing, Row, Vector, WeightFormat, Weights,
-};
+pub use weights::{IdTable, Matrix, Part, Row, Vector, WeightFormat};
 
 /// A loaded checkpoint: every tensor of the architecture is present and has its shape.
 #[derive(Clone, Debug)]
 pub struct Checkpoint {
     pub config: ModelConfig,
-    pub weights: Weights,
-    /// The same tensors in the order of the inventory, for whoever walks all of them.
+    /// Every tensor of the architecture, in the order of the inventory.
     pub items: Vec<Item>,
     /// Tensors that belong to parts of the model that are not served.
     pub skipped: Vec<Skipped>,
@@ -101,11 +97,10 @@ impl Checkpoint {
 
     fn build(config: &[u8], tensors: Vec<safetensors::RawTensor>) -> Result<Self, CheckpointError> {
         let (config, config_json) = ModelConfig::from_json(config)?;
-        let resolved = resolve::resolve(&config, tensors)?;
-        for line in &resolved.skipped {
+        let (items, skipped) = resolve::resolve(&config, tensors)?;
+        for line in &skipped {
             tracing::info!("{line}");
         }
-        let resolve::Resolved { weights, items, skipped } = resolved;
-        Ok(Self { config, weights, items, skipped, config_json })
+        Ok(Self { config, items, skipped, config_json })
     }
 }

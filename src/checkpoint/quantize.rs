@@ -5,6 +5,7 @@
 //! no `OUT`, and what it may leave has no `config.json` until its last moment. Draft and vision tensors are not carried over.
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use safetensors::tensor::{Dtype, TensorView};
@@ -238,7 +239,7 @@ impl<'a> Job<'a> {
         if let Some(exact) = exact_mxfp4(matrix).filter(|_| target == WeightFormat::Mxfp4) {
             return Ok(exact);
         }
-        let values = decode(matrix);
+        let values = matrix.decode();
         let (codes, scales) = match target {
             WeightFormat::Mxfp4 => mxfp4::quantize(&values)?,
             WeightFormat::Fp8Block => fp8_block::quantize(&values, matrix.cols)?,
@@ -259,8 +260,8 @@ impl<'a> Job<'a> {
             let (scale2, scales) = nvfp4::cast_scales(&codes, &mx_scales, largest)?;
             return Ok(Stored::new(WeightFormat::Nvfp4, codes, scales, scale2));
         }
-        let maxima: Vec<f32> = group.iter().map(|m| amax(&decode(m))).collect();
-        let q = nvfp4::quantize(&decode(matrix), nvfp4::scale2_for(amax(&maxima)))?;
+        let maxima: Vec<f32> = group.iter().map(|m| amax(&m.decode())).collect();
+        let q = nvfp4::quantize(&matrix.decode(), nvfp4::scale2_for(amax(&maxima)))?;
         Ok(Stored::new(WeightFormat::Nvfp4, q.codes, q.scales, q.scale2))
     }
 
@@ -382,12 +383,6 @@ fn ids(spec: &Spec, table: &IdTable) -> Blob {
     Blob::new(spec.name.clone(), Dtype::I64, &spec.shape, bytes)
 }
 
-fn decode(matrix: &Matrix) -> Vec<f32> {
-    let mut values = vec![0.0; matrix.rows * matrix.cols];
-    matrix.decode_rows(0..matrix.rows, &mut values);
-    values
-}
-
 /// Codes and scales of all parts.
 fn joined(matrix: &Matrix) -> (Vec<u8>, Vec<u8>) {
     let codes = matrix.parts.iter().flat_map(|p| p.codes.iter().copied()).collect();
@@ -427,7 +422,12 @@ fn write_shard(path: &Path, blobs: &[Blob]) -> Result<(), CheckpointError> {
         views.push((&b.name, TensorView::new(b.dtype, b.shape.clone(), &b.data).map_err(fail)?));
     }
     let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
-    safetensors::serialize_to_file(views, Some(metadata), path).map_err(fail)
+    let io = |e| CheckpointError::io(path, e);
+    // The crate writes a private temporary file and renames it; give it the mode that any other new file has.
+    let permissions = File::create(path).and_then(|f| f.metadata()).map_err(io)?.permissions();
+    safetensors::serialize_to_file(views, Some(metadata), path).map_err(fail)?;
+    std::fs::set_permissions(path, permissions).map_err(io)?;
+    File::open(path).and_then(|f| f.sync_all()).map_err(io)
 }
 
 /// Tokenizer, generation settings and whatever else lies beside the weights; files only.

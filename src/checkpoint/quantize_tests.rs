@@ -1,7 +1,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use super::super::Role;
 use super::super::synthetic::{self, tiny_config};
-use super::super::{ExpertWeights, Role};
 use super::*;
 
 const NVFP4_FP8: QuantizeOptions = QuantizeOptions::new(ExpertFormat::Nvfp4, DenseFormat::Fp8);
@@ -32,7 +32,7 @@ fn matrices(checkpoint: &Checkpoint) -> Vec<(&Item, &Matrix)> {
 
 fn values_equal(a: &Checkpoint, b: &Checkpoint) -> bool {
     let bits = |c: &Checkpoint| -> Vec<Vec<u32>> {
-        matrices(c).iter().map(|(_, m)| decode(m).iter().map(|v| v.to_bits()).collect()).collect()
+        matrices(c).iter().map(|(_, m)| m.decode().iter().map(|v| v.to_bits()).collect()).collect()
     };
     bits(a) == bits(b)
 }
@@ -49,7 +49,7 @@ fn each_role_gets_its_format_and_stays_close() {
             Role::HyperFunc => (WeightFormat::F32, 0.0),
             _ => (WeightFormat::Bf16, 0.0),
         };
-        let (a, b) = (decode(a), decode(b));
+        let (a, b) = (a.decode(), b.decode());
         let error: f32 = a.iter().zip(&b).map(|(a, b)| (a - b) * (a - b)).sum();
         let energy: f32 = a.iter().map(|a| a * a).sum();
         assert_eq!(
@@ -69,15 +69,28 @@ fn each_role_gets_its_format_and_stays_close() {
     assert_eq!((nvfp4.matrices, nvfp4.all_power_of_two()), (3 * 4 * 3, false));
 }
 
+/// Overwrites the first element of a bf16 tensor of the input.
+fn overwrite(dir: &Path, tensor: &str, value: half::bf16) {
+    let path = dir.join("in/model.safetensors");
+    let mut bytes = std::fs::read(&path).unwrap();
+    let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let offset = tensors.tensor(tensor).unwrap().data().as_ptr() as usize - bytes.as_ptr() as usize;
+    bytes[offset..offset + 2].copy_from_slice(&value.to_le_bytes());
+    std::fs::write(&path, bytes).unwrap();
+}
+
 #[test]
 fn gate_and_up_share_the_second_scale() {
     let dir = workspace();
+    overwrite(dir.path(), "layers.1.ffn.experts.2.w3.weight", half::bf16::from_f32(3.0));
     let quantised = convert(dir.path(), "in", "out", &NVFP4_FP8);
-    let scale2 = |m: &Matrix| m.parts[0].scale2;
-    for ExpertWeights { w1, w2, w3 } in quantised.weights.layers.iter().flat_map(|l| &l.ffn.experts) {
-        assert_eq!(scale2(w1), scale2(w3));
-        assert!(scale2(w1) != scale2(w2) && scale2(w2) > 0.0);
-    }
+    let all = matrices(&quantised);
+    let scale2 = |name: &str| {
+        let name = format!("layers.1.ffn.experts.{name}.weight");
+        all.iter().find(|(i, _)| i.spec.name == name).unwrap().1.parts[0].scale2
+    };
+    assert_eq!([scale2("2.w1"), scale2("2.w3")], [3.0 / 2688.0; 2]);
+    assert!(scale2("2.w2") < 0.5 / 2688.0 && scale2("1.w3") < 0.5 / 2688.0);
 }
 
 #[test]
@@ -133,6 +146,8 @@ fn config_and_companions_are_written() {
     assert_eq!(quantization["weight_block_size"], json!([128, 128]));
     assert_eq!(config["expert_dtype"], "fp4");
     assert!(dir.path().join("out/tokenizer.json").exists());
+    let mode = |name: &str| std::fs::metadata(dir.path().join("out").join(name)).unwrap().permissions();
+    assert_eq!(mode("model.safetensors"), mode("config.json"));
 }
 
 #[test]
@@ -190,13 +205,7 @@ fn an_existing_output_and_a_bad_input_are_refused() {
 #[test]
 fn nan_weights_are_refused_and_nothing_remains() {
     let dir = workspace();
-    let path = dir.path().join("in/model.safetensors");
-    let mut bytes = std::fs::read(&path).unwrap();
-    let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
-    let data = tensors.tensor("layers.1.attn.wo_b.weight").unwrap().data().as_ptr() as usize;
-    let offset = data - bytes.as_ptr() as usize;
-    bytes[offset..offset + 2].copy_from_slice(&half::bf16::NAN.to_le_bytes());
-    std::fs::write(&path, bytes).unwrap();
+    overwrite(dir.path(), "layers.1.attn.wo_b.weight", half::bf16::NAN);
     let refused = quantize(&dir.path().join("in"), &dir.path().join("out"), &NVFP4_FP8, |_| ()).unwrap_err();
     assert_eq!(refused.to_string(), "layers.1.attn.wo_b.scale: scale 0 is not a finite number from 0 up");
     assert_eq!(listing(dir.path()), ["in"]);

@@ -1,4 +1,4 @@
-//! From the tensors of the files to the weight tree: names, shapes and types are checked, formats decided, leftovers refused.
+//! From the tensors of the files to those of the inventory: names, shapes and types are checked, formats decided, leftovers refused.
 //!
 //! Problems are collected, not returned at the first, so that one look at a bad checkpoint shows what is wrong with it.
 
@@ -9,26 +9,25 @@ use safetensors::Dtype;
 
 use super::config::ModelConfig;
 use super::error::{CheckpointError, TensorProblem};
-use super::inventory::{self, Source, Spec};
+use super::inventory::{Role, Spec, specs};
 use super::map::Span;
 use super::names::{self, Skip};
 use super::safetensors::RawTensor;
-use super::weights::{IdTable, Matrix, Part, Vector, WeightFormat, Weights};
+use super::weights::{IdTable, Matrix, Part, Vector, WeightFormat};
 use super::{Item, Skipped, Tensor};
 use crate::format::fp8_block::BlockScales;
 use crate::format::{FormatError, bf16, fp8_block, mxfp4, nvfp4};
 
-/// A whole checkpoint.
-pub(super) struct Resolved {
-    pub weights: Weights,
-    pub items: Vec<Item>,
-    pub skipped: Vec<Skipped>,
-}
-
-pub(super) fn resolve(config: &ModelConfig, tensors: Vec<RawTensor>) -> Result<Resolved, CheckpointError> {
+/// The inventory's tensors, in its order, and what was passed over.
+pub(super) fn resolve(
+    config: &ModelConfig,
+    tensors: Vec<RawTensor>,
+) -> Result<(Vec<Item>, Vec<Skipped>), CheckpointError> {
     let mut resolver = Resolver::new(config, tensors);
-    let weights = inventory::build(config, &mut resolver);
-    resolver.finish(weights)
+    for spec in specs(config) {
+        resolver.read(spec);
+    }
+    resolver.finish()
 }
 
 struct Resolver<'a> {
@@ -67,6 +66,18 @@ impl<'a> Resolver<'a> {
             self.problems.push(TensorProblem::Duplicate { name, first, second });
         } else {
             self.tensors.insert(name, tensor);
+        }
+    }
+
+    fn read(&mut self, spec: Spec) {
+        let read = match spec.role {
+            Role::HashIds => self.read_ids(&spec).map(Tensor::Ids),
+            role if role.is_vector() => self.read_vector(&spec).map(Tensor::Vector),
+            _ => self.read_matrix(&spec).map(Tensor::Matrix),
+        };
+        match read {
+            Ok(tensor) => self.items.push(Item { spec, tensor }),
+            Err(problem) => self.problems.push(problem),
         }
     }
 
@@ -219,8 +230,8 @@ impl<'a> Resolver<'a> {
         Ok(IdTable { name: spec.name.as_str().into(), rows: spec.shape[0], cols, ids })
     }
 
-    /// The tree, if nothing is wrong and nothing is left over.
-    fn finish(mut self, weights: Weights) -> Result<Resolved, CheckpointError> {
+    /// The items, if nothing is wrong and nothing is left over.
+    fn finish(mut self) -> Result<(Vec<Item>, Vec<Skipped>), CheckpointError> {
         let unknown = self.tensors.iter().filter(|(official, _)| !self.used.contains(*official));
         let mut unknown: Vec<&String> = unknown.map(|(_, raw)| &raw.name).collect();
         unknown.sort();
@@ -231,43 +242,7 @@ impl<'a> Resolver<'a> {
         }
         let skipped =
             self.skipped.into_iter().map(|(part, (tensors, bytes))| Skipped { part, tensors, bytes });
-        Ok(Resolved { weights, items: self.items, skipped: skipped.collect() })
-    }
-
-    fn keep<T: Clone>(
-        &mut self,
-        spec: Spec,
-        read: Result<T, TensorProblem>,
-        wrap: fn(T) -> Tensor,
-        hollow: fn(&Spec) -> T,
-    ) -> T {
-        match read {
-            Ok(value) => {
-                self.items.push(Item { spec, tensor: wrap(value.clone()) });
-                value
-            }
-            Err(problem) => {
-                self.problems.push(problem);
-                hollow(&spec)
-            }
-        }
-    }
-}
-
-impl Source for Resolver<'_> {
-    fn matrix(&mut self, spec: Spec) -> Matrix {
-        let read = self.read_matrix(&spec);
-        self.keep(spec, read, Tensor::Matrix, inventory::hollow_matrix)
-    }
-
-    fn vector(&mut self, spec: Spec) -> Vector {
-        let read = self.read_vector(&spec);
-        self.keep(spec, read, Tensor::Vector, inventory::hollow_vector)
-    }
-
-    fn ids(&mut self, spec: Spec) -> IdTable {
-        let read = self.read_ids(&spec);
-        self.keep(spec, read, Tensor::Ids, inventory::hollow_ids)
+        Ok((self.items, skipped.collect()))
     }
 }
 

@@ -1,21 +1,24 @@
 use std::path::Path;
 
 use super::super::synthetic::{self, tiny_config};
-use super::super::{Checkpoint, CheckpointError, Routing, TensorProblem, WeightFormat};
+use super::super::{Checkpoint, CheckpointError, TensorProblem, WeightFormat};
 use super::*;
 use crate::format::{e2m1, ue8m0};
+
+/// Name, type, shape and bytes.
+type Stored = (String, Dtype, Vec<usize>, Vec<u8>);
 
 /// A checkpoint that a test may spoil.
 #[derive(Clone)]
 struct Files {
     config: serde_json::Map<String, serde_json::Value>,
-    tensors: Vec<(String, Dtype, Vec<usize>, Vec<u8>)>,
+    tensors: Vec<Stored>,
 }
 
 impl Files {
     fn new() -> Self {
         let config = tiny_config();
-        let tensors = inventory::specs(&config).into_iter().map(|spec| {
+        let tensors = specs(&config).into_iter().map(|spec| {
             let (dtype, data) = synthetic::tensor(&config, 1, &spec);
             (spec.name, dtype, spec.shape, data)
         });
@@ -26,7 +29,7 @@ impl Files {
         self.tensors.iter().position(|t| t.0 == name).unwrap()
     }
 
-    fn remove(&mut self, name: &str) -> (String, Dtype, Vec<usize>, Vec<u8>) {
+    fn remove(&mut self, name: &str) -> Stored {
         let index = self.index(name);
         self.tensors.remove(index)
     }
@@ -40,7 +43,7 @@ impl Files {
         &mut self.tensors[index].3
     }
 
-    fn file(tensors: &[(String, Dtype, Vec<usize>, Vec<u8>)]) -> Vec<u8> {
+    fn file(tensors: &[Stored]) -> Vec<u8> {
         let views = tensors
             .iter()
             .map(|t| (&t.0, safetensors::tensor::TensorView::new(t.1, t.2.clone(), &t.3).unwrap()));
@@ -73,47 +76,48 @@ fn problems(files: &Files) -> Vec<TensorProblem> {
     }
 }
 
-fn decoded(matrix: &Matrix) -> Vec<f32> {
-    let mut values = vec![0.0; matrix.rows * matrix.cols];
-    matrix.decode_rows(0..matrix.rows, &mut values);
-    values
-}
-
 /// Decoded values of every tensor, by name.
 fn everything(checkpoint: &Checkpoint) -> Vec<(String, Vec<f32>)> {
     let values = |item: &Item| match &item.tensor {
-        Tensor::Matrix(m) => decoded(m),
+        Tensor::Matrix(m) => m.decode(),
         Tensor::Vector(v) => v.values.to_vec(),
         Tensor::Ids(t) => t.ids.iter().map(|id| *id as f32).collect(),
     };
     checkpoint.items.iter().map(|i| (i.spec.name.clone(), values(i))).collect()
 }
 
+fn matrix<'a>(checkpoint: &'a Checkpoint, name: &str) -> &'a Matrix {
+    match &checkpoint.items.iter().find(|i| i.spec.name == name).unwrap().tensor {
+        Tensor::Matrix(matrix) => matrix,
+        other => panic!("{name} is {other:?}"),
+    }
+}
+
 #[test]
-fn a_whole_checkpoint_resolves_to_its_tree() {
+fn a_whole_checkpoint_resolves() {
     let checkpoint = Files::new().open().unwrap();
-    let layer = &checkpoint.weights.layers[1];
-    assert!(layer.attn.indexer.is_some() && checkpoint.weights.layers[2].attn.indexer.is_none());
-    assert!(checkpoint.weights.layers[0].attn.compressor.is_none());
-    assert!(matches!(checkpoint.weights.layers[0].ffn.routing, Routing::Hash(_)));
+    let wq_b = matrix(&checkpoint, "layers.1.attn.wq_b.weight");
     let counter = synthetic::Counter::new(1, "layers.1.attn.wq_b.weight");
     let expected = half::bf16::from_f64(3f64.sqrt() / 128f64.sqrt() * counter.uniform(5 * 128 + 3));
-    assert_eq!(decoded(&layer.attn.wq_b)[5 * 128 + 3], expected.to_f32());
-    assert_eq!(checkpoint.items.len(), inventory::specs(&tiny_config()).len());
+    assert_eq!(wq_b.decode()[5 * 128 + 3], expected.to_f32());
+    assert_eq!((wq_b.rows, wq_b.cols, wq_b.format), (1024, 128, WeightFormat::Bf16));
+    let names = |items: &[Item]| items.iter().map(|i| i.spec.clone()).collect::<Vec<_>>();
+    assert_eq!(names(&checkpoint.items), specs(&tiny_config()));
 }
 
 #[test]
 fn stacking_keeps_rows_in_order() {
-    let weights = Files::new().open().unwrap().weights;
-    let compressor = weights.layers[1].attn.compressor.as_ref().unwrap();
-    let stacked = Matrix::stack("kvg", &[&compressor.wkv, &compressor.wgate]).unwrap();
+    let checkpoint = Files::new().open().unwrap();
+    let wkv = matrix(&checkpoint, "layers.1.attn.compressor.wkv.weight");
+    let wgate = matrix(&checkpoint, "layers.1.attn.compressor.wgate.weight");
+    let stacked = Matrix::stack("kvg", &[wkv, wgate]).unwrap();
     let mut rows = vec![0.0; 2 * 128];
     stacked.decode_rows(1023..1025, &mut rows);
-    assert_eq!(rows[..128], decoded(&compressor.wkv)[1023 * 128..]);
-    assert_eq!(rows[128..], decoded(&compressor.wgate)[..128]);
+    assert_eq!(rows[..128], wkv.decode()[1023 * 128..]);
+    assert_eq!(rows[128..], wgate.decode()[..128]);
     let twice = Matrix::stack("twice", &[&stacked, &stacked]).unwrap();
-    assert_eq!(decoded(&twice)[2048 * 128..], decoded(&stacked)[..]);
-    assert!(Matrix::stack("bad", &[&stacked, &weights.layers[0].attn.wo_a]).is_none());
+    assert_eq!(twice.decode()[2048 * 128..], stacked.decode()[..]);
+    assert!(Matrix::stack("bad", &[wkv, matrix(&checkpoint, "layers.0.attn.wo_a.weight")]).is_none());
     assert!(Matrix::stack("none", &[]).is_none());
 }
 
@@ -172,10 +176,11 @@ fn q14_hash_tables_may_repeat_ids_and_be_i32() {
     let ids = vec![3i32; shape[0] * shape[1]];
     files.add(&name, Dtype::I32, &shape, ids.iter().flat_map(|i| i.to_le_bytes()).collect());
     let checkpoint = files.open().unwrap();
-    let Routing::Hash(table) = &checkpoint.weights.layers[0].ffn.routing else {
-        panic!("layer 0 is hash-routed")
-    };
-    assert_eq!(table.ids.to_vec(), ids);
+    let table = checkpoint.items.iter().find_map(|i| match &i.tensor {
+        Tensor::Ids(table) => Some(table.ids.to_vec()),
+        _ => None,
+    });
+    assert_eq!(table, Some(ids));
 }
 
 #[test]
@@ -268,8 +273,8 @@ fn fp4_expert(files: &mut Files, scales: &[(&str, Dtype, Vec<usize>, Vec<u8>)]) 
 
 fn first_expert(files: &Files) -> (WeightFormat, f32) {
     let checkpoint = files.open().unwrap();
-    let matrix = &checkpoint.weights.layers[0].ffn.experts[0].w1;
-    let values = decoded(matrix);
+    let matrix = matrix(&checkpoint, "layers.0.ffn.experts.0.w1.weight");
+    let values = matrix.decode();
     assert!(values.iter().all(|v| *v == values[0]));
     (matrix.format, values[0])
 }
@@ -314,7 +319,7 @@ fn fp8_blocks_read_both_scale_types() {
         files.remove("layers.2.attn.wq_a.weight");
         files.add("layers.2.attn.wq_a.weight", Dtype::F8_E4M3, &[128, 128], vec![0x40; 128 * 128]);
         files.add(&format!("layers.2.attn.wq_a.{suffix}"), dtype, &[1, 1], scale);
-        let values = decoded(&files.open().unwrap().weights.layers[2].attn.wq_a);
+        let values = matrix(&files.open().unwrap(), "layers.2.attn.wq_a.weight").decode();
         assert!(values.iter().all(|v| *v == if dtype == Dtype::F32 { 0.6 } else { 1.0 }));
     }
 }

@@ -1,4 +1,4 @@
-//! The typed tree of weights, and how a matrix in any storage format is read.
+//! Tensors as they are stored: matrices in any weight format, vectors and id tables; and how a matrix is read.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -163,6 +163,14 @@ impl Matrix {
         }
     }
 
+    /// All rows decoded.
+    #[must_use]
+    pub fn decode(&self) -> Vec<f32> {
+        let mut values = vec![0.0; self.rows * self.cols];
+        self.decode_rows(0..self.rows, &mut values);
+        values
+    }
+
     /// Bytes in the file: codes and scales.
     #[must_use]
     pub fn bytes(&self) -> usize {
@@ -190,103 +198,4 @@ pub struct IdTable {
     pub rows: usize,
     pub cols: usize,
     pub ids: Arc<[i32]>,
-}
-
-/// All weights of the model. Field names are those of the checkpoint.
-#[derive(Clone, Debug)]
-pub struct Weights {
-    /// `[vocab, hidden]`.
-    pub embed: Matrix,
-    /// `[vocab, hidden]`.
-    pub head: Matrix,
-    pub norm: Vector,
-    pub hc_head: HyperWeights,
-    pub layers: Vec<LayerWeights>,
-}
-
-/// A hyper-connection: `func [(2+n)n, n hidden]`, `base [(2+n)n]`, `scale [3]`; for the head `[n, n hidden]`, `[n]`, `[1]`.
-#[derive(Clone, Debug)]
-pub struct HyperWeights {
-    pub func: Matrix,
-    pub base: Vector,
-    pub scale: Vector,
-}
-
-#[derive(Clone, Debug)]
-pub struct LayerWeights {
-    pub attn_norm: Vector,
-    pub ffn_norm: Vector,
-    pub hc_attn: HyperWeights,
-    pub hc_ffn: HyperWeights,
-    pub attn: AttentionWeights,
-    pub ffn: MoeWeights,
-}
-
-#[derive(Clone, Debug)]
-pub struct AttentionWeights {
-    /// `[heads]`, raw logits.
-    pub attn_sink: Vector,
-    /// `[q_lora, hidden]`.
-    pub wq_a: Matrix,
-    pub q_norm: Vector,
-    /// `[heads 512, q_lora]`.
-    pub wq_b: Matrix,
-    /// `[512, hidden]`.
-    pub wkv: Matrix,
-    pub kv_norm: Vector,
-    /// `[groups o_lora, heads 512 / groups]`: block-diagonal, stacked by group.
-    pub wo_a: Matrix,
-    /// `[hidden, groups o_lora]`.
-    pub wo_b: Matrix,
-    /// Of layers with a ratio.
-    pub compressor: Option<CompressorWeights>,
-    /// Of layers with ratio 4.
-    pub indexer: Option<IndexerWeights>,
-}
-
-/// `c` is 2 for ratio 4 (two overlapping series) and 1 for ratio 128.
-#[derive(Clone, Debug)]
-pub struct CompressorWeights {
-    /// `[c dims, hidden]`.
-    pub wkv: Matrix,
-    /// `[c dims, hidden]`.
-    pub wgate: Matrix,
-    /// `[ratio, c dims]`.
-    pub ape: Vector,
-    pub norm: Vector,
-}
-
-#[derive(Clone, Debug)]
-pub struct IndexerWeights {
-    /// `[index heads 128, q_lora]`.
-    pub wq_b: Matrix,
-    /// `[index heads, hidden]`.
-    pub weights_proj: Matrix,
-    pub compressor: CompressorWeights,
-}
-
-#[derive(Clone, Debug)]
-pub struct MoeWeights {
-    /// `[experts, hidden]`.
-    pub gate: Matrix,
-    pub routing: Routing,
-    pub shared: ExpertWeights,
-    pub experts: Vec<ExpertWeights>,
-}
-
-/// How experts are chosen; the weights come from the scores either way.
-#[derive(Clone, Debug)]
-pub enum Routing {
-    /// By score plus this bias, `[experts]`.
-    Scored(Vector),
-    /// By token id.
-    Hash(IdTable),
-}
-
-/// `w1` gate and `w3` up, `[width, hidden]`; `w2` down, `[hidden, width]`.
-#[derive(Clone, Debug)]
-pub struct ExpertWeights {
-    pub w1: Matrix,
-    pub w2: Matrix,
-    pub w3: Matrix,
 }

@@ -29,6 +29,8 @@ pub struct EngineConfig {
     pub num_blocks: Option<usize>,
     pub numerics: Numerics,
     pub vocab: usize,
+    /// Threads of the CPU path; `None`: one per core. Changes no bit of any token.
+    pub threads: Option<usize>,
 }
 
 impl EngineConfig {
@@ -46,6 +48,18 @@ impl EngineConfig {
             blocks: 1 + self.num_blocks.unwrap_or(blocks),
             slots: self.max_num_seqs,
         }
+    }
+
+    /// # Errors
+    /// [`StartError::Zero`] for a size that leaves nothing to run.
+    pub fn check(&self) -> Result<(), StartError> {
+        let sizes = [
+            ("max_model_len", self.max_model_len),
+            ("max_num_seqs", self.max_num_seqs),
+            ("num_pages", self.num_blocks.unwrap_or(1)),
+        ];
+        let zero = sizes.into_iter().find(|(_, size)| *size == 0);
+        zero.map_or(Ok(()), |(what, _)| Err(StartError::Zero(what)))
     }
 
     /// Builds, plans and proves every step: the decode buckets ascending, then prefill.
@@ -67,6 +81,8 @@ pub enum StartError {
     Zero(&'static str),
     #[error("the engine thread could not be started: {0}")]
     Thread(#[from] std::io::Error),
+    #[error("the worker threads could not be started: {0}")]
+    Workers(#[from] rayon::ThreadPoolBuildError),
 }
 
 /// State shared between callers and the engine thread.
@@ -100,20 +116,14 @@ impl Engine {
         layout: CacheLayout,
         device: Box<dyn Device>,
     ) -> Result<Self, StartError> {
-        let sizes = [
-            ("max_model_len", config.max_model_len),
-            ("max_num_seqs", config.max_num_seqs),
-            ("num_pages", config.num_blocks.unwrap_or(1)),
-        ];
-        if let Some((what, _)) = sizes.iter().find(|(_, size)| *size == 0) {
-            return Err(StartError::Zero(what));
-        }
+        config.check()?;
         let scheduler = Scheduler::new(device, layout, config.max_num_seqs, config.max_model_len);
         let shared = Arc::new(Shared { stats: Mutex::new(scheduler.stats()), ..Shared::default() });
         let (submit, requests) = channel();
+        let workers = rayon::ThreadPoolBuilder::new().num_threads(config.threads.unwrap_or(0)).build()?;
         let thread = std::thread::Builder::new().name("engine".to_owned()).spawn({
             let shared = Arc::clone(&shared);
-            move || serve(scheduler, &requests, &shared)
+            move || workers.install(|| serve(scheduler, requests, &shared))
         })?;
         Ok(Self { config, shared, submit: Mutex::new(Some(submit)), thread: Some(thread) })
     }
@@ -234,8 +244,8 @@ impl Drop for Engine {
 }
 
 /// The engine thread: rounds while there is work, sleep while there is none, until the last handle is gone.
-fn serve(mut scheduler: Scheduler, requests: &Receiver<Waiting>, shared: &Shared) {
-    let result = catch_unwind(AssertUnwindSafe(|| rounds(&mut scheduler, requests, shared)));
+fn serve(mut scheduler: Scheduler, requests: Receiver<Waiting>, shared: &Shared) {
+    let result = catch_unwind(AssertUnwindSafe(|| rounds(&mut scheduler, &requests, shared)));
     let why = match result {
         Ok(Ok(())) => "it was shut down".to_owned(),
         Ok(Err(why)) => why,

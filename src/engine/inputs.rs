@@ -1,9 +1,9 @@
 //! Fills the inputs of a step from the requests in it. Nothing of the step but these bytes depends on a request.
 
-use crate::cache::Sequence;
-use crate::model::ModelStep;
-use crate::ops::Value;
-use crate::step::Memory;
+use crate::cache::{Caches, Page, Pages, Sequence};
+use crate::model::{ModelStep, StepIo};
+use crate::ops::{BufferId, Value};
+use crate::step::{Memory, Owners};
 
 use super::api::SamplingParams;
 
@@ -25,6 +25,35 @@ pub fn fill(step: &ModelStep, memory: &mut Memory, segments: &[Segment<'_>]) {
         if let Some(params) = segment.sample {
             sampling(step, memory, r, segment, params);
         }
+    }
+}
+
+/// Which pages the requests of a step hold, as the cache knows it.
+#[derive(Debug)]
+pub struct Held<'a> {
+    pub caches: &'a Caches,
+    pub io: &'a StepIo,
+    pub segments: &'a [Segment<'a>],
+}
+
+impl Owners for Held<'_> {
+    fn reads(&self, table: BufferId, request: usize, page: usize) -> bool {
+        let Some(sequence) = self.segments.get(request).map(|s| s.sequence) else { return false };
+        let holds = |pages: &Pages, handle: Option<Page>| {
+            handle.is_some_and(|handle| pages.check(sequence.owner, handle).is_ok())
+        };
+        let is = |handle: &&Page| handle.id as usize == page;
+        if table == self.io.window_table.buffer {
+            let handle = sequence.windows.iter().map(|(_, handle)| handle).find(is);
+            holds(&self.caches.windows, handle.copied())
+        } else {
+            holds(&self.caches.blocks, sequence.blocks.iter().find(is).copied())
+        }
+    }
+
+    /// Nothing is shared yet: whoever may read a page may write it.
+    fn writes(&self, table: BufferId, request: usize, page: usize) -> bool {
+        self.reads(table, request, page)
     }
 }
 

@@ -9,11 +9,15 @@ mod bucket;
 mod device;
 mod handle;
 pub mod inputs;
+mod local;
 mod logprobs;
 mod request;
 mod scheduler;
+mod simulated;
 
 pub use api::*;
 pub use bucket::{DECODE_BUCKETS, Prepared, Unprovable, prepare};
 pub use device::{Device, HostDevice};
 pub use handle::{Engine, EngineConfig, StartError};
+pub use local::LocalError;
+pub use simulated::{Row, RowLog, Simulation, SimulationError};

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::api::{EngineError, FinishReason, Stats};
 use super::bucket::Prepared;
 use super::device::Device;
-use super::inputs::{Segment, fill};
+use super::inputs::{Held, Segment, fill};
 use super::logprobs::logprobs;
 use super::request::{Active, Waiting};
 use crate::cache::{Caches, InProcess, Manifest, Owner, PageError, Sequence, Transfer};
@@ -85,9 +85,18 @@ impl Scheduler {
     /// The device's sentence; the engine ends with it.
     pub(super) fn round(&mut self) -> Result<(), String> {
         self.drop_abandoned();
+        self.settle();
         self.admit();
         self.prefill()?;
-        self.decode()
+        self.settle();
+        self.decode()?;
+        self.settle();
+        Ok(())
+    }
+
+    /// Every step so far has completed: nothing can still be using what was returned.
+    fn settle(&mut self) {
+        self.caches.settle(self.stats.steps);
     }
 
     pub(super) fn stats(&self) -> Stats {
@@ -160,12 +169,7 @@ impl Scheduler {
             tokens: &active.request.prompt[from..to],
             sample: last.then_some(&active.request.sampling),
         };
-        fill(
-            &self.device.steps()[self.prefill_step].step.clone(),
-            self.device.io(self.prefill_step),
-            &[segment],
-        );
-        self.run(self.prefill_step)?;
+        self.run(self.prefill_step, &[segment])?;
         self.stats.prompt_tokens += (to - from) as u64;
         active.len = to;
         if let Err(error) = active.sequence.slide(&mut self.caches, to, self.stats.steps) {
@@ -221,8 +225,7 @@ impl Scheduler {
                 sample: Some(&a.request.sampling),
             })
             .collect();
-        fill(&self.steps[step].step, self.device.io(step), &segments);
-        self.run(step)?;
+        self.run(step, &segments)?;
         for (row, mut active) in batch.into_iter().enumerate() {
             active.len += 1;
             if let Err(error) = active.sequence.slide(&mut self.caches, active.len, self.stats.steps) {
@@ -242,11 +245,17 @@ impl Scheduler {
         decode.iter().position(|p| p.step.shape.requests >= rows).unwrap_or(self.prefill_step - 1)
     }
 
-    fn run(&mut self, step: usize) -> Result<(), String> {
+    /// Fills the inputs, seals them, runs. Inputs that break what the proof relies on never reach the device.
+    fn run(&mut self, step: usize, segments: &[Segment<'_>]) -> Result<(), String> {
+        let Prepared { step: model, layout, .. } = &self.steps[step];
+        let memory = self.device.io(step);
+        fill(model, memory, segments);
+        let owners = Held { caches: &self.caches, io: &model.io, segments };
+        layout
+            .check(memory, &owners)
+            .map_err(|error| format!("the inputs of a step were refused: {error}"))?;
         self.device.run(step)?;
         self.stats.steps += 1;
-        // The step has completed: nothing can still be using what was returned before it.
-        self.caches.settle(self.stats.steps);
         Ok(())
     }
 
@@ -291,12 +300,11 @@ impl Scheduler {
         self.release(active);
     }
 
-    /// Returns a request's pages; they are free after the present step.
+    /// Returns a request's pages; they are free once the present step has settled.
     fn release(&mut self, active: Active) {
         let id = active.id;
         if let Err(error) = active.sequence.release(&mut self.caches, self.stats.steps) {
             tracing::error!(request = id, %error, "pages were not returned");
         }
-        self.caches.settle(self.stats.steps);
     }
 }

@@ -23,6 +23,7 @@ mod rope_store;
 mod router;
 mod sample;
 mod topk;
+mod touched;
 
 pub use attention::{Attention, Compressed};
 pub use compress::{C4_RING, Compress, StateLayout, c4_state_slot, c128_state_slot};
@@ -40,6 +41,7 @@ pub use rope_store::RopeStore;
 pub use router::{Router, Routing};
 pub use sample::{Sample, sample_uniform};
 pub use topk::TopK;
+pub use touched::{Contents, Rows, Touched, UnknownContents};
 
 /// Head dimension of keys, values and queries.
 pub const HEAD_DIM: usize = 512;

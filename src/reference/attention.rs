@@ -35,10 +35,10 @@ pub(super) fn run(op: &Attention, io: &mut Io<'_, '_>) -> Result<(), ExecError> 
             keys.extend(compressed_rows(op, &compressed, t, request, p));
             keys
         });
-        for h in 0..heads {
+        for (h, &sink) in sink.iter().enumerate() {
             let at = t * heads + h;
             let q = &q[at * HEAD_DIM..(at + 1) * HEAD_DIM];
-            let mut o = weigh(q, &keys, f64::from(op.scale), sink[h]);
+            let mut o = weigh(q, &keys, f64::from(op.scale), sink);
             if let Some(p) = *position {
                 rope(&mut o, table, p, op.max_positions, Turn::Inverse);
             }

@@ -70,7 +70,7 @@ impl Compressor<'_> {
             } else {
                 update_c128(state, width, position, &kv, &gate)
             };
-            if (position + 1) % ratio == 0 {
+            if (position + 1).is_multiple_of(ratio) {
                 let mut row = rms_norm(&pooled, self.norm, self.eps);
                 rope(&mut row, self.rope, position / ratio * ratio, self.max_positions, Turn::Forward);
                 finished.push((t, row));
@@ -121,7 +121,7 @@ fn update_c128(state: &mut [f32], width: usize, position: usize, kv: &[f64], gat
     (0..width)
         .map(|c| {
             let (mut max, mut sum, mut acc) = (f64::NEG_INFINITY, 0.0, 0.0);
-            if position % 128 != 0 {
+            if !position.is_multiple_of(128) {
                 let old = slot(position - 1) + c;
                 max = f64::from(state[old]);
                 sum = f64::from(state[old + width]);

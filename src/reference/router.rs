@@ -11,37 +11,50 @@ fn score(x: f64) -> f64 {
     softplus.sqrt()
 }
 
-/// Experts are compared by `score + bias` in f32, the type that the operation computes in.
+/// How the experts of a row are found.
+enum Choice<'a> {
+    Scored { bias: &'a [f64] },
+    Hash { table: &'a [i32], token: &'a [i32], vocab: usize },
+}
+
+impl Choice<'_> {
+    /// The experts of row `t` in ascending order, entries that name none last. Experts are compared by `score + bias` in
+    /// f32, the type that the operation computes in.
+    fn experts(&self, t: usize, scores: &[f64], k: usize) -> Vec<Option<usize>> {
+        match self {
+            Self::Scored { bias } => {
+                let ranked: Vec<f32> = scores.iter().zip(*bias).map(|(s, b)| (s + b) as f32).collect();
+                top_k(&ranked, k).into_iter().map(Some).collect()
+            }
+            Self::Hash { table, token, vocab } => {
+                let row = usize::try_from(token[t]).ok().filter(|id| id < vocab);
+                let entries = row.map_or(&[][..], |id| &table[id * k..(id + 1) * k]);
+                let valid = entries.iter().map(|&e| usize::try_from(e).ok().filter(|&e| e < scores.len()));
+                let mut chosen: Vec<Option<usize>> = valid.collect();
+                chosen.sort_by_key(|e| e.unwrap_or(usize::MAX));
+                chosen
+            }
+        }
+    }
+}
+
 pub(super) fn run(op: &Router, io: &mut Io<'_, '_>) -> Result<(), ExecError> {
     let (rows, experts, k) = (op.tokens.rows(), op.experts, op.k);
     let positions = io.positions(&op.tokens)?;
     let logits = io.real("logits", &op.logits, rows * experts)?;
-    let mut choose: Box<dyn FnMut(usize, &[f64]) -> Vec<Option<usize>>> = match &op.routing {
-        Routing::Scored { bias } => {
-            let bias = io.weight("bias", bias, experts)?;
-            Box::new(move |_, scores| {
-                let ranked: Vec<f32> = scores.iter().zip(bias).map(|(s, b)| (s + b) as f32).collect();
-                top_k(&ranked, k).into_iter().map(Some).collect()
-            })
-        }
-        Routing::Hash { table, token, vocab } => {
-            let (table, vocab) = (io.table("table", table, vocab * k)?, *vocab);
-            let token = io.ints("token", token, rows)?;
-            Box::new(move |t, _| {
-                let row = usize::try_from(token[t]).ok().filter(|&id| id < vocab);
-                let entries = row.map_or(&[][..], |id| &table[id * k..(id + 1) * k]);
-                let valid = entries.iter().map(|&e| usize::try_from(e).ok().filter(|&e| e < experts));
-                let mut chosen: Vec<Option<usize>> = valid.collect();
-                chosen.sort_by_key(|e| e.unwrap_or(usize::MAX));
-                chosen
-            })
-        }
+    let choice = match &op.routing {
+        Routing::Scored { bias } => Choice::Scored { bias: io.weight("bias", bias, experts)? },
+        Routing::Hash { table, token, vocab } => Choice::Hash {
+            table: io.table("table", table, vocab * k)?,
+            token: io.ints("token", token, rows)?,
+            vocab: *vocab,
+        },
     };
     let ids = io.ints_mut("ids", &op.ids, rows * k)?;
     let mut weights = io.sink("weights", &op.weights, rows * k)?;
     for (t, position) in positions.iter().enumerate() {
         let scores: Vec<f64> = logits[t * experts..(t + 1) * experts].iter().map(|&x| score(x)).collect();
-        let mut chosen = if position.is_some() { choose(t, &scores) } else { Vec::new() };
+        let mut chosen = if position.is_some() { choice.experts(t, &scores, k) } else { Vec::new() };
         chosen.resize(k, None);
         let sum: f64 = chosen.iter().flatten().map(|&e| scores[e]).sum();
         for (i, expert) in chosen.into_iter().enumerate() {

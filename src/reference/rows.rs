@@ -79,7 +79,7 @@ pub(super) fn decode_index(codes: &[u8], scales: &[u8], format: IndexFormat) -> 
 
 /// `H x / sqrt(128)`, by the entries of the Sylvester matrix: `H[i][j] = (-1)^popcount(i & j)`.
 pub(super) fn hadamard(row: &[f64]) -> Vec<f64> {
-    let sign = |i: usize, j: usize| if (i & j).count_ones() % 2 == 0 { 1.0 } else { -1.0 };
+    let sign = |i: usize, j: usize| if (i & j).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 };
     let norm = (row.len() as f64).sqrt();
     (0..row.len()).map(|i| row.iter().enumerate().map(|(j, v)| sign(i, j) * v).sum::<f64>() / norm).collect()
 }

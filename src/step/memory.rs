@@ -47,7 +47,7 @@ pub struct Resident {
 }
 
 /// A step's own memory: its planned arena and its inputs and outputs.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Memory {
     pub arena: Bytes,
     /// By buffer; empty for classes that live elsewhere.

@@ -3,14 +3,20 @@
 mod append;
 mod bits;
 mod builder;
+mod draw;
 mod graph;
 mod hazard;
 mod lane;
+mod layout;
+mod loop_proof;
 mod memory;
+mod mutants;
 mod plan;
 mod program;
 mod proof;
+mod purity;
 mod random;
+pub mod rejected;
 mod schedule;
 
 pub use append::{
@@ -20,14 +26,19 @@ pub use builder::{
     BuildError, Handle, Numerics, Output, Pool, PoolSpec, Root, Rows, Settled, State, StateSpec, T, Tail,
     Weight, build,
 };
+pub use draw::{dot, svg};
 pub use graph::{
     Buffer, Class, Edge, EdgeKind, Graph, Lane as LaneInfo, LaneId, Node, NodeId, PoolId, StateId, WeightId,
 };
 pub use hazard::{Hazard, Party, Rule};
 pub use lane::{Fork, Lane, Receiver, Sender};
+pub use layout::{AnyOwner, Layout, LayoutError, Owners};
+pub use loop_proof::{Drive, Replay, prove_loop, unroll};
 pub use memory::{Bytes, Memory, OperandError, Operands, Resident};
+pub use mutants::{Check, Mutant, Mutated, UnknownMutant};
 pub use plan::{ALIGN, Plan, largest_clique};
 pub use program::{Actor, Kind, Object, ObjectId, Program, SETTLED_ROWS, Space, TAIL_ROWS, Use};
 pub use proof::{Proved, prove};
+pub use purity::{Impure, fingerprint, purity};
 pub use random::Random;
 pub use schedule::{critical_path, largest_peak, random_order, width};

@@ -68,32 +68,29 @@ fn peak(graph: &Graph, uses: &[Vec<usize>], order: &[usize]) -> usize {
 /// The most nodes on one path.
 #[must_use]
 pub fn critical_path(graph: &Graph) -> usize {
-    let mut length = vec![1usize; graph.nodes.len()];
-    let mut edges: Vec<_> = graph.edges.iter().collect();
-    edges.sort_by_key(|e| e.to);
-    for edge in edges {
-        let through = length[edge.from.0 as usize] + 1;
-        let to = &mut length[edge.to.0 as usize];
-        *to = through.max(*to);
-    }
-    length.into_iter().max().unwrap_or(0)
+    depths(graph).into_iter().max().map_or(0, |deepest| deepest + 1)
 }
 
 /// The most nodes that stand at the same distance from the start: how many lanes are busy at once if every node takes as
 /// long as any other.
 #[must_use]
 pub fn width(graph: &Graph) -> usize {
-    let mut depth = vec![0usize; graph.nodes.len()];
+    let mut count = vec![0usize; graph.nodes.len()];
+    for depth in depths(graph) {
+        count[depth] += 1;
+    }
+    count.into_iter().max().unwrap_or(0)
+}
+
+/// Edges on the longest path to each node.
+fn depths(graph: &Graph) -> Vec<usize> {
+    let mut depths = vec![0usize; graph.nodes.len()];
     let mut edges: Vec<_> = graph.edges.iter().collect();
     edges.sort_by_key(|e| e.to);
     for edge in edges {
-        let through = depth[edge.from.0 as usize] + 1;
-        let to = &mut depth[edge.to.0 as usize];
+        let through = depths[edge.from.0 as usize] + 1;
+        let to = &mut depths[edge.to.0 as usize];
         *to = through.max(*to);
     }
-    let mut count = vec![0usize; depth.len()];
-    for d in depth {
-        count[d] += 1;
-    }
-    count.into_iter().max().unwrap_or(0)
+    depths
 }

@@ -1,0 +1,186 @@
+//! The engine end to end on a synthetic model: the same tokens alone and in company, requests that come and go, and pools
+//! that end as they began.
+
+use std::sync::Arc;
+
+use flashlane::checkpoint::{Checkpoint, synthetic};
+use flashlane::engine::{
+    Engine, EngineConfig, EngineError, Event, FinishReason, Generate, GenerateRequest, RequestHandle,
+    SamplingParams,
+};
+use flashlane::format::index_row::IndexFormat;
+use flashlane::format::kv_row::KvFormat;
+use flashlane::ops::Dtype;
+use flashlane::step::{Numerics, Random};
+
+const SERVED: Numerics =
+    Numerics { activation: Dtype::Bf16, trained: true, kv: KvFormat::Fp8, index: IndexFormat::Bf16 };
+
+fn model() -> Checkpoint {
+    synthetic::checkpoint(&synthetic::tiny_config(), 7).unwrap()
+}
+
+fn config(numerics: Numerics, max_num_seqs: usize) -> EngineConfig {
+    let vocab = synthetic::tiny_config().vocab_size;
+    EngineConfig {
+        max_model_len: 768,
+        max_num_seqs,
+        max_num_queued: 64,
+        num_blocks: None,
+        numerics,
+        vocab,
+        threads: None,
+    }
+}
+
+fn engine(numerics: Numerics, max_num_seqs: usize) -> Engine {
+    Engine::on_cpu(&model(), config(numerics, max_num_seqs)).unwrap()
+}
+
+fn request(seed: u64, prompt: usize, max_tokens: usize) -> GenerateRequest {
+    let mut random = Random::new(seed);
+    let vocab = synthetic::tiny_config().vocab_size as u64;
+    let prompt = (0..prompt).map(|_| u32::try_from(random.bits() % vocab).unwrap()).collect();
+    let temperature = if seed.is_multiple_of(2) { 0.0 } else { 0.9 };
+    let sampling = SamplingParams { temperature, seed, ..SamplingParams::default() };
+    GenerateRequest { prompt, max_tokens, stop_token_ids: Vec::new(), sampling }
+}
+
+/// Prompt lengths around every border: rows of 4 and 128, the window, prefill blocks.
+const PROMPTS: [usize; 12] = [1, 3, 4, 5, 63, 127, 128, 129, 255, 256, 257, 600];
+
+fn collect(mut handle: RequestHandle) -> (Vec<u32>, Event) {
+    let mut tokens = Vec::new();
+    while let Some(event) = handle.events.blocking_recv() {
+        match event {
+            Event::Token(token) => tokens.push(token.id),
+            end => return (tokens, end),
+        }
+    }
+    panic!("request {} ended without an event", handle.id);
+}
+
+fn alone(numerics: Numerics) -> Vec<Vec<u32>> {
+    alone_on(numerics, None)
+}
+
+fn alone_on(numerics: Numerics, threads: Option<usize>) -> Vec<Vec<u32>> {
+    let engine = Engine::on_cpu(&model(), EngineConfig { threads, ..config(numerics, 1) }).unwrap();
+    let one = |(seed, prompt): (u64, usize)| collect(engine.submit(request(seed, prompt, 9)).unwrap()).0;
+    (0u64..).zip(PROMPTS).map(one).collect()
+}
+
+fn idle(engine: &Engine) {
+    // The last event goes out before the counters are published.
+    while engine.stats().running > 0 || engine.stats().waiting > 0 {
+        std::thread::yield_now();
+    }
+    let s = engine.stats();
+    assert_eq!(
+        (s.free_blocks, s.free_windows, s.free_slots),
+        (s.total_blocks, s.total_windows, s.total_slots)
+    );
+}
+
+/// Promise 1: whatever the batch, the bucket and the row.
+#[test]
+fn tokens_are_the_same_alone_and_in_company() {
+    for index in [IndexFormat::Bf16, IndexFormat::Fp8, IndexFormat::Fp4] {
+        let numerics = Numerics { index, ..SERVED };
+        let expected = alone(numerics);
+        for rows in [3, 12] {
+            let engine = engine(numerics, rows);
+            let submit = |(seed, prompt): (u64, usize)| engine.submit(request(seed, prompt, 9)).unwrap();
+            let order: Vec<(u64, usize)> = (0u64..).zip(PROMPTS).collect();
+            let handles: Vec<_> = order.iter().rev().copied().map(submit).collect();
+            let mut got: Vec<_> = handles.into_iter().map(|h| collect(h).0).collect();
+            got.reverse();
+            assert_eq!(got, expected, "{index:?}, {rows} rows");
+            idle(&engine);
+        }
+    }
+}
+
+#[test]
+fn one_thread_and_two_give_the_same_tokens() {
+    let one = alone_on(SERVED, Some(1));
+    assert_eq!(one, alone_on(SERVED, Some(2)));
+    assert_eq!(one, alone_on(SERVED, Some(5)));
+}
+
+#[test]
+fn a_request_ends_once_with_its_reason_and_usage() {
+    let engine = engine(SERVED, 2);
+    let (tokens, end) = collect(engine.submit(request(2, 5, 4)).unwrap());
+    assert_eq!(tokens.len(), 4);
+    let Event::Finished { reason, usage } = end else { panic!("{end:?}") };
+    assert_eq!((reason, usage.prompt_tokens, usage.completion_tokens), (FinishReason::Length, 5, 4));
+
+    let stop = GenerateRequest { stop_token_ids: vec![tokens[1]], ..request(2, 5, 4) };
+    let (stopped, end) = collect(engine.submit(stop).unwrap());
+    assert_eq!(stopped, tokens[..2]);
+    assert!(matches!(end, Event::Finished { reason: FinishReason::Stop, .. }), "{end:?}");
+    idle(&engine);
+}
+
+/// P12: aborts at any point give everything back, and leave the tokens of others alone.
+#[test]
+fn aborted_requests_leave_nothing_behind() {
+    let expected = alone(SERVED);
+    let engine = Arc::new(engine(SERVED, 4));
+    let mut random = Random::new(3);
+    for round in 0..40u64 {
+        let (seed, prompt) = (round % 12, PROMPTS[usize::try_from(round % 12).unwrap()]);
+        let kept = engine.submit(request(seed, prompt, 9)).unwrap();
+        let mut dropped = engine.submit(request(99, 300, 400)).unwrap();
+        for _ in 0..random.bits() % 4 {
+            let _event = dropped.events.blocking_recv();
+        }
+        drop(dropped);
+        assert_eq!(collect(kept).0, expected[usize::try_from(seed).unwrap()], "round {round}");
+    }
+    idle(&engine);
+    let s = engine.stats();
+    assert_eq!((s.accepted, s.finished, s.aborted), (80, 40, 40));
+}
+
+#[test]
+fn what_cannot_run_is_refused_in_words() {
+    let engine = engine(SERVED, 1);
+    let refused = |request: GenerateRequest| engine.submit(request).unwrap_err().to_string();
+    assert_eq!(refused(request(0, 0, 4)), "prompt: must hold at least one token");
+    assert_eq!(refused(request(0, 4, 0)), "max_tokens: must be at least 1");
+    assert_eq!(
+        refused(request(0, 760, 9)),
+        "this model's maximum context length is 768 tokens; the prompt has 760 and 9 were asked for"
+    );
+    let wild = GenerateRequest { prompt: vec![96], ..request(0, 1, 1) };
+    assert_eq!(refused(wild), "prompt: token id 96 is not below the vocabulary size 96");
+    let hot = SamplingParams { temperature: f32::NAN, ..SamplingParams::default() };
+    assert!(refused(GenerateRequest { sampling: hot, ..request(0, 1, 1) }).starts_with("temperature: "));
+    engine.drain();
+    assert_eq!(engine.submit(request(0, 1, 1)).unwrap_err(), EngineError::Draining);
+}
+
+#[test]
+fn a_full_queue_refuses_and_loses_nothing() {
+    let config = EngineConfig { max_num_queued: 2, ..config(SERVED, 1) };
+    let engine = Engine::on_cpu(&model(), config).unwrap();
+    let results: Vec<_> = (0..5).map(|seed| engine.submit(request(seed, 300, 200))).collect();
+    let refused =
+        results.iter().filter(|r| matches!(r, Err(EngineError::QueueFull { limit: 2, .. }))).count();
+    assert_eq!(refused, 2);
+    for handle in results.into_iter().flatten() {
+        assert_eq!(collect(handle).0.len(), 200);
+    }
+    idle(&engine);
+}
+
+/// A sequence may fill the context to its last position.
+#[test]
+fn the_context_can_be_filled_exactly() {
+    let engine = engine(SERVED, 1);
+    let (tokens, end) = collect(engine.submit(request(4, 700, 68)).unwrap());
+    assert_eq!(tokens.len(), 68);
+    assert!(matches!(end, Event::Finished { reason: FinishReason::Length, .. }));
+}

@@ -1,0 +1,258 @@
+//! The command line. Every flag has a `FLASHLANE_*` twin in the environment; the flag wins.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::eval::EvalArgs;
+use crate::http::ServerOptions;
+use crate::stress::StressArgs;
+use crate::tasks::TasksArgs;
+
+#[derive(Debug, Parser)]
+#[command(
+    name = "flashlane",
+    version,
+    about = "DeepSeek-V4-Flash on a step graph that is proved free of hazards"
+)]
+#[command(after_help = "Without a model everything runs on a small built-in one. Try:\n  \
+    flashlane chat\n  flashlane serve\n  curl localhost:8000/v1/models")]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+    /// How log lines look: text for people, json for collectors. RUST_LOG sets what is logged
+    #[arg(long, global = true, env = "FLASHLANE_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
+    pub log_format: LogFormat,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Serve the OpenAI API over HTTP
+    Serve(ServeArgs),
+    /// Talk to the model in the terminal
+    Chat(ChatArgs),
+    /// Say what a checkpoint holds: sizes, formats, layers
+    Inspect(InspectArgs),
+    /// Convert a checkpoint to quantised weights
+    Quantize(QuantizeArgs),
+    /// Generate the built-in model's tasks, with their answers
+    Tasks(TasksArgs),
+    /// Run many agentic sessions at once and count what comes back broken
+    Stress(StressArgs),
+    /// Measure how often the built-in model is right, on held-out items
+    Eval(EvalArgs),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    Text,
+    Json,
+}
+
+/// Which model runs, and how.
+#[derive(Clone, Debug, Args)]
+pub struct ModelArgs {
+    /// Checkpoint directory with config.json, tokenizer.json and safetensors; without it, the built-in model
+    #[arg(long, env = "FLASHLANE_MODEL", value_name = "DIR")]
+    pub model: Option<PathBuf>,
+    /// Longest sequence, prompt and answer together, in tokens; without it, what the model allows and memory holds
+    #[arg(long, env = "FLASHLANE_MAX_MODEL_LEN", value_name = "TOKENS")]
+    pub max_model_len: Option<usize>,
+    /// Requests in one step; more wait in the queue
+    #[arg(long, env = "FLASHLANE_MAX_NUM_SEQS", value_name = "N", default_value_t = 8)]
+    pub max_num_seqs: usize,
+    /// Requests that may wait; further ones are answered 429
+    #[arg(long, env = "FLASHLANE_MAX_NUM_QUEUED_REQUESTS", value_name = "N", default_value_t = 64)]
+    pub max_num_queued_requests: usize,
+    /// Cache pages of 256 tokens; without it, enough for every running request at full length
+    #[arg(long, env = "FLASHLANE_NUM_PAGES", value_name = "N")]
+    pub num_pages: Option<usize>,
+    /// Number format of the indexer's keys [default: bf16; with --rounding off, f32]
+    #[arg(long, env = "FLASHLANE_INDEX_K", value_enum)]
+    pub index_k: Option<IndexK>,
+    /// Number format of the attention cache; fp8 is what the model was trained with [default: fp8; with --rounding off, f32]
+    #[arg(long, env = "FLASHLANE_KV_CACHE_DTYPE", value_enum)]
+    pub kv_cache_dtype: Option<KvCacheDtype>,
+    /// Threads of the CPU path [default: one per core]; the tokens do not depend on it
+    #[arg(long, env = "FLASHLANE_THREADS", value_name = "N")]
+    pub threads: Option<usize>,
+    /// trained: bf16 activations and the roundings of training; off: f32 and none (to compare with other implementations)
+    #[arg(long, env = "FLASHLANE_ROUNDING", value_enum, default_value_t = Rounding::Trained)]
+    pub rounding: Rounding,
+    /// Where the model runs: auto, cpu or cuda:N
+    #[arg(long, env = "FLASHLANE_DEVICE", default_value = "auto")]
+    pub device: Device,
+    /// Whether answers begin with reasoning when the request does not say: auto is the model's own default
+    #[arg(long, env = "FLASHLANE_THINKING", value_enum, default_value_t = Switch::Auto)]
+    pub thinking: Switch,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum IndexK {
+    Bf16,
+    Fp8,
+    Fp4,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum KvCacheDtype {
+    Fp8,
+    Bf16,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Rounding {
+    Trained,
+    Off,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    Auto,
+    On,
+    Off,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Device {
+    Auto,
+    Cpu,
+    Cuda(u32),
+}
+
+impl std::str::FromStr for Device {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "cpu" => Ok(Self::Cpu),
+            _ => {
+                let number = text.strip_prefix("cuda:").and_then(|number| number.parse().ok());
+                number.map(Self::Cuda).ok_or_else(|| format!("expected auto, cpu or cuda:N, found {text:?}"))
+            }
+        }
+    }
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct ServeArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Name that requests must use; without it, the checkpoint directory's name
+    #[arg(long, env = "FLASHLANE_SERVED_MODEL_NAME", value_name = "NAME")]
+    pub served_model_name: Option<String>,
+    /// Address to listen on; 0.0.0.0 for all
+    #[arg(long, env = "FLASHLANE_HOST", default_value = "127.0.0.1")]
+    pub host: IpAddr,
+    /// Port to listen on; 0 picks a free one
+    #[arg(long, env = "FLASHLANE_PORT", default_value_t = 8000)]
+    pub port: u16,
+    /// Key that /v1 requests must send as a bearer token; several separated by commas
+    #[arg(
+        long,
+        env = "FLASHLANE_API_KEY",
+        value_name = "KEY",
+        value_delimiter = ',',
+        hide_env_values = true
+    )]
+    pub api_key: Vec<String>,
+    /// Connections at once; further ones are answered 503
+    #[arg(long, env = "FLASHLANE_MAX_CONNECTIONS", value_name = "N", default_value_t = 4096)]
+    pub max_connections: usize,
+    /// Largest request body
+    #[arg(long, env = "FLASHLANE_MAX_BODY_BYTES", value_name = "BYTES", default_value_t = 32 << 20)]
+    pub max_body_bytes: usize,
+    /// Seconds that running requests may go on after SIGTERM; a second SIGTERM ends at once
+    #[arg(long, env = "FLASHLANE_DRAIN_TIMEOUT", value_name = "SECONDS", default_value_t = 60)]
+    pub drain_timeout: u64,
+}
+
+impl ServeArgs {
+    pub fn options(&self) -> ServerOptions {
+        ServerOptions {
+            api_keys: self.api_key.iter().filter(|key| !key.is_empty()).cloned().collect(),
+            max_connections: self.max_connections,
+            max_body_bytes: self.max_body_bytes,
+            drain_timeout: Duration::from_secs(self.drain_timeout),
+            ..ServerOptions::default()
+        }
+    }
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct ChatArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// System message that opens the conversation
+    #[arg(long, value_name = "TEXT")]
+    pub system: Option<String>,
+    /// 0 always takes the most likely token
+    #[arg(long, default_value_t = 0.0)]
+    pub temperature: f32,
+    /// Longest answer in tokens
+    #[arg(long, value_name = "TOKENS", default_value_t = 1024)]
+    pub max_tokens: usize,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct InspectArgs {
+    /// Checkpoint directory
+    pub dir: PathBuf,
+    /// The report as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct QuantizeArgs {
+    /// Checkpoint directory to read
+    pub input: PathBuf,
+    /// Directory to create; appears only when it is complete
+    pub output: PathBuf,
+    /// Format of the routed experts
+    #[arg(long, value_enum, default_value_t = Experts::Nvfp4)]
+    pub experts: Experts,
+    /// Format of the attention projections and shared experts
+    #[arg(long, value_enum, default_value_t = Dense::Fp8)]
+    pub dense: Dense,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Experts {
+    Nvfp4,
+    Mxfp4,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Dense {
+    Fp8,
+    Bf16,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{CommandFactory, Parser};
+
+    use super::{Cli, Command, Device};
+
+    #[test]
+    fn the_definition_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn everything_has_a_default() {
+        let cli = Cli::try_parse_from(["flashlane", "serve"]).unwrap();
+        let Command::Serve(serve) = cli.command else { panic!("serve") };
+        assert_eq!((serve.port, serve.model.device), (8000, Device::Auto));
+    }
+
+    #[test]
+    fn devices() {
+        assert_eq!("cuda:3".parse(), Ok(Device::Cuda(3)));
+        assert!("cuda".parse::<Device>().is_err());
+    }
+}

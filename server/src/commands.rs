@@ -1,0 +1,116 @@
+//! What each subcommand does.
+
+use std::io::{self, IsTerminal, Write};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use flashlane::checkpoint::{self, Checkpoint, DenseFormat, ExpertFormat, QuantizeOptions};
+use indicatif::{ProgressBar, ProgressStyle};
+use tokio::net::TcpListener;
+
+use crate::cli::{ChatArgs, Cli, Command, Dense, Experts, InspectArgs, LogFormat, QuantizeArgs, ServeArgs};
+use crate::http::{App, serve};
+use crate::{engine, eval, report, stress, tasks, terminal};
+
+/// Runs the command of `cli` to its end.
+///
+/// # Errors
+/// One sentence for the user, with its causes.
+pub fn run(cli: Cli) -> anyhow::Result<()> {
+    log(cli.log_format);
+    match cli.command {
+        Command::Serve(args) => runtime()?.block_on(serve_http(args)),
+        Command::Chat(args) => chat(&args),
+        Command::Inspect(args) => inspect(&args),
+        Command::Quantize(args) => quantize(&args),
+        Command::Tasks(args) => tasks::run(&args),
+        Command::Stress(args) => stress::command(&args),
+        Command::Eval(args) => eval::command(&args),
+    }
+}
+
+fn log(format: LogFormat) {
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+    // A second subscriber is refused, which only happens in tests.
+    let _ = match format {
+        LogFormat::Text => builder.with_ansi(io::stderr().is_terminal()).try_init(),
+        LogFormat::Json => builder.json().try_init(),
+    };
+}
+
+fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    runtime.context("the async runtime could not be started")
+}
+
+async fn serve_http(args: ServeArgs) -> anyhow::Result<()> {
+    let address = (args.host, args.port);
+    // Before the model is loaded: a taken port should not cost minutes.
+    let listener = TcpListener::bind(address).await;
+    let listener = listener.with_context(|| format!("cannot listen on {}:{}", args.host, args.port))?;
+    let model = args.model.clone();
+    let loaded = tokio::task::spawn_blocking(move || engine::build(&model)).await??;
+    let name = args.served_model_name.clone().unwrap_or(loaded.name);
+    let app = App::new(loaded.engine, loaded.tokenizer, name, loaded.defaults, args.options());
+    let signals = signals()?;
+    serve(listener, Arc::new(app), signals).await.context("the server has failed")
+}
+
+/// Resolves at the first SIGTERM or SIGINT; the second ends the process at once.
+fn signals() -> io::Result<impl Future<Output = ()>> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    Ok(async move {
+        tokio::select! { _ = terminate.recv() => {} _ = interrupt.recv() => {} }
+        tokio::spawn(async move {
+            tokio::select! { _ = terminate.recv() => {} _ = interrupt.recv() => {} }
+            tracing::warn!("second signal: ending at once");
+            std::process::exit(1);
+        });
+    })
+}
+
+fn chat(args: &ChatArgs) -> anyhow::Result<()> {
+    let loaded = engine::build(&args.model)?;
+    let session = terminal::Session::new(loaded, args);
+    let runtime = runtime()?;
+    let result = terminal::converse(&runtime, session, &mut io::stdin().lock(), &mut io::stdout().lock());
+    result.context("the terminal is gone")
+}
+
+fn inspect(args: &InspectArgs) -> anyhow::Result<()> {
+    let report = Checkpoint::open(&args.dir)?.inspect();
+    let mut out = io::stdout().lock();
+    if args.json {
+        serde_json::to_writer_pretty(&mut out, &report)?;
+        writeln!(out)?;
+    } else {
+        report::write(&report, &mut out)?;
+    }
+    Ok(())
+}
+
+fn quantize(args: &QuantizeArgs) -> anyhow::Result<()> {
+    let experts = match args.experts {
+        Experts::Nvfp4 => ExpertFormat::Nvfp4,
+        Experts::Mxfp4 => ExpertFormat::Mxfp4,
+    };
+    let dense = match args.dense {
+        Dense::Fp8 => DenseFormat::Fp8,
+        Dense::Bf16 => DenseFormat::Bf16,
+    };
+    let style = ProgressStyle::with_template("{bytes}/{total_bytes} {wide_bar} {eta} {msg}")?;
+    let bar = ProgressBar::new(0).with_style(style);
+    bar.enable_steady_tick(Duration::from_millis(200));
+    checkpoint::quantize(&args.input, &args.output, &QuantizeOptions::new(experts, dense), |progress| {
+        bar.set_length(progress.total);
+        bar.set_position(progress.done);
+        bar.set_message(progress.tensor.to_owned());
+    })?;
+    bar.finish_and_clear();
+    println!("{} written", args.output.display());
+    Ok(())
+}

@@ -1,0 +1,148 @@
+//! From flags to a running engine.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use anyhow::{Context, bail};
+use flashlane::checkpoint::{Checkpoint, ModelConfig};
+use flashlane::engine::{Engine, EngineConfig, Generate, SamplingParams};
+use flashlane::format::index_row::IndexFormat;
+use flashlane::format::kv_row::KvFormat;
+use flashlane::ops::Dtype;
+use flashlane::step::Numerics;
+
+use crate::chat::ChatTokenizer;
+use crate::cli::{Device, IndexK, KvCacheDtype, ModelArgs, Rounding, Switch};
+use crate::http::Defaults;
+
+/// An engine with what its callers need to speak to it.
+#[derive(Debug)]
+pub struct Loaded {
+    pub engine: Arc<dyn Generate>,
+    pub tokenizer: Arc<ChatTokenizer>,
+    /// What the model is called unless the operator says otherwise.
+    pub name: String,
+    pub defaults: Defaults,
+}
+
+impl Loaded {
+    /// `tokenizer_json`: the bytes of the checkpoint's `tokenizer.json`; `defaults`: the model's own.
+    ///
+    /// # Errors
+    /// The tokenizer is not one that chat can be encoded with.
+    pub fn new(
+        engine: Arc<dyn Generate>,
+        tokenizer_json: &[u8],
+        name: String,
+        defaults: Defaults,
+        args: &ModelArgs,
+    ) -> anyhow::Result<Self> {
+        let tokenizer = Arc::new(ChatTokenizer::from_bytes(tokenizer_json)?);
+        let thinking = match args.thinking {
+            Switch::Auto => defaults.thinking,
+            Switch::On => true,
+            Switch::Off => false,
+        };
+        Ok(Self { engine, tokenizer, name, defaults: Defaults { thinking, ..defaults } })
+    }
+}
+
+/// The model that is compiled into the binary.
+mod built_in {
+    pub(super) const CONFIG: &[u8] = include_bytes!("../../models/tiny/config.json");
+    pub(super) const TENSORS: &[u8] = include_bytes!("../../models/tiny/model.safetensors");
+    pub(super) const TOKENIZER: &[u8] = include_bytes!("../../models/tiny/tokenizer.json");
+}
+
+/// Longest sequence of a model that allows more, unless the operator asks for it: what a laptop's memory holds.
+const DEFAULT_MODEL_LEN: usize = 8192;
+
+/// Loads the model and starts its engine.
+///
+/// # Errors
+/// A sentence about the checkpoint, the device or the sizes.
+pub fn build(args: &ModelArgs) -> anyhow::Result<Loaded> {
+    build_with(args, Engine::on_cpu)
+}
+
+/// As [`build`], with the engine that `start` makes of the checkpoint and sizes.
+///
+/// # Errors
+/// As [`build`], and those of `start`.
+pub fn build_with<E>(
+    args: &ModelArgs,
+    start: impl FnOnce(&Checkpoint, EngineConfig) -> Result<Engine, E>,
+) -> anyhow::Result<Loaded>
+where
+    E: std::error::Error + Send + Sync + 'static,
+{
+    if let Device::Cuda(ordinal) = args.device {
+        bail!("--device cuda:{ordinal}: this build has no CUDA engine; use --device cpu");
+    }
+    let (checkpoint, tokenizer, name) = open(args)?;
+    let config = config(args, &checkpoint.config)?;
+    let engine = start(&checkpoint, config)?;
+    tracing::info!(
+        model = name,
+        layers = checkpoint.config.num_hidden_layers,
+        max_model_len = config.max_model_len,
+        max_num_seqs = config.max_num_seqs,
+        "every step is proved free of hazards; the engine runs on the CPU"
+    );
+    // The built-in model is trained to be exact, and for answers without reasoning; DeepSeek's own API thinks by default.
+    let thinking = args.model.is_some();
+    let temperature = if thinking { 1.0 } else { 0.0 };
+    let sampling = SamplingParams { temperature, ..SamplingParams::default() };
+    Loaded::new(Arc::new(engine), &tokenizer, name, Defaults { thinking, sampling }, args)
+}
+
+/// The checkpoint, the bytes of its tokenizer and what it is called.
+fn open(args: &ModelArgs) -> anyhow::Result<(Checkpoint, Cow<'static, [u8]>, String)> {
+    let Some(dir) = &args.model else {
+        let checkpoint = Checkpoint::from_bytes(built_in::CONFIG, built_in::TENSORS)?;
+        return Ok((checkpoint, built_in::TOKENIZER.into(), "flashlane-tiny".to_owned()));
+    };
+    let checkpoint = Checkpoint::open(dir)?;
+    let path = dir.join("tokenizer.json");
+    let tokenizer = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let whole = dir.canonicalize().unwrap_or_else(|_| dir.clone());
+    let name = whole.file_name().map_or_else(|| "model".to_owned(), |n| n.to_string_lossy().into_owned());
+    Ok((checkpoint, tokenizer.into(), name))
+}
+
+fn config(args: &ModelArgs, model: &ModelConfig) -> anyhow::Result<EngineConfig> {
+    let limit = model.max_position_embeddings;
+    let max_model_len = args.max_model_len.unwrap_or(limit.min(DEFAULT_MODEL_LEN));
+    if max_model_len > limit {
+        bail!("--max-model-len {max_model_len}: this model's positions end at {limit}");
+    }
+    Ok(EngineConfig {
+        max_model_len,
+        max_num_seqs: args.max_num_seqs,
+        max_num_queued: args.max_num_queued_requests,
+        num_blocks: args.num_pages,
+        numerics: numerics(args)?,
+        vocab: model.vocab_size,
+        threads: args.threads,
+    })
+}
+
+fn numerics(args: &ModelArgs) -> anyhow::Result<Numerics> {
+    let trained = args.rounding == Rounding::Trained;
+    let kv = match (args.kv_cache_dtype, trained) {
+        (Some(KvCacheDtype::Fp8), false) => {
+            bail!("--kv-cache-dtype fp8 rounds; with --rounding off leave it out, or use bf16")
+        }
+        (Some(KvCacheDtype::Bf16), _) => KvFormat::Bf16,
+        (Some(KvCacheDtype::Fp8) | None, true) => KvFormat::Fp8,
+        (None, false) => KvFormat::F32,
+    };
+    let index = match (args.index_k, trained) {
+        (Some(IndexK::Fp8), _) => IndexFormat::Fp8,
+        (Some(IndexK::Fp4), _) => IndexFormat::Fp4,
+        (Some(IndexK::Bf16), _) | (None, true) => IndexFormat::Bf16,
+        (None, false) => IndexFormat::F32,
+    };
+    let activation = if trained { Dtype::Bf16 } else { Dtype::F32 };
+    Ok(Numerics { activation, trained, kv, index })
+}

@@ -1,0 +1,401 @@
+//! The layout check: what must hold of a step's inputs so that settled and tail rows are disjoint in fact, as the proof
+//! takes them to be. A step whose inputs fail it does not run.
+//!
+//! Slots are pairwise distinct, lie on pages that the writing request alone can see, never on the null page, and agree with
+//! positions and page tables. State slots are distinct. Who owns a page is the cache's knowledge and comes in as [`Owners`].
+
+use std::collections::HashMap;
+
+use super::graph::Graph;
+use super::memory::Memory;
+use crate::ops::{BufferId, Compressed, Op, PAGE_ROWS, Paged, Tokens, Value, WINDOW};
+
+/// Why a step must not run, in words.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LayoutError {
+    #[error("{node}: reads {table} as rows of {found} pages, the step's table has rows of {expected}")]
+    Stride { node: String, table: String, expected: usize, found: usize },
+    #[error(
+        "position[{row}]: expected {expected}, found {found} (positions of a request ascend by one, padding last)"
+    )]
+    Position { row: usize, expected: i32, found: i32 },
+    #[error("position[{row}]: expected at most {limit}, found {found}")]
+    TooLong { row: usize, limit: usize, found: i32 },
+    #[error("{table}[{request}][{column}]: expected a page in 0..{pages}, found {found}")]
+    PageRange { table: String, request: usize, column: usize, pages: usize, found: i32 },
+    #[error("{table}[{request}][{column}]: the request reads this page, and it is the null page")]
+    NullPage { table: String, request: usize, column: usize },
+    #[error("{table}[{request}][{column}]: page {page} is not the request's to read")]
+    NotReadable { table: String, request: usize, column: usize, page: usize },
+    #[error("{slots}[{row}]: expected {expected} for position {position}, found {found}")]
+    Slot { slots: String, row: usize, position: i32, expected: i64, found: i64 },
+    #[error("{slots}[{row}]: slot {slot} is written by row {other} too")]
+    SlotTwice { slots: String, row: usize, other: usize, slot: i64 },
+    #[error("{slots}[{row}]: page {page} is not the request's alone to write")]
+    NotWritable { slots: String, row: usize, page: usize },
+    #[error("{table}: page {page}, which request {request} writes, is also seen by request {other}")]
+    PageShared { table: String, page: usize, request: usize, other: usize },
+    #[error("{slots}[{request}]: expected a slot in 0..{limit} for a request with tokens, found {found}")]
+    StateRange { slots: String, request: usize, limit: usize, found: i32 },
+    #[error("{slots}[{request}]: slot {slot} is request {other}'s too")]
+    StateTwice { slots: String, request: usize, other: usize, slot: i32 },
+    #[error("{rows}[{sample}]: expected -1 or a row with a token, found {found}")]
+    SampleRow { rows: String, sample: usize, found: i32 },
+}
+
+/// Who may read and write pages. Page tables are named by their input's buffer.
+pub trait Owners {
+    /// The page belongs to the request, or is shared with it.
+    fn reads(&self, table: BufferId, request: usize, page: usize) -> bool;
+    /// The page belongs to the request and to nobody else.
+    fn writes(&self, table: BufferId, request: usize, page: usize) -> bool;
+}
+
+/// Takes every page for the request's own; the other checks remain.
+#[derive(Clone, Copy, Debug)]
+pub struct AnyOwner;
+
+impl Owners for AnyOwner {
+    fn reads(&self, _: BufferId, _: usize, _: usize) -> bool {
+        true
+    }
+
+    fn writes(&self, _: BufferId, _: usize, _: usize) -> bool {
+        true
+    }
+}
+
+/// What one page table lets a request see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct View {
+    paged: Paged,
+    /// Tokens that share a row: 1 for the window.
+    ratio: usize,
+}
+
+/// Rows that the step stores through one slot input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Store {
+    slots: Value,
+    ratio: usize,
+    page_rows: usize,
+    pages: usize,
+    /// The table through which the stored rows are read.
+    table: Option<Value>,
+    width: usize,
+}
+
+/// The checks of one step, collected from its nodes once; [`Layout::check`] runs before each replay.
+#[derive(Clone, Debug, Default)]
+pub struct Layout {
+    names: HashMap<BufferId, String>,
+    tokens: Option<Tokens>,
+    views: Vec<View>,
+    stores: Vec<Store>,
+    states: Vec<(Value, usize)>,
+    samples: Vec<Value>,
+    max_positions: usize,
+}
+
+impl Layout {
+    /// Collects the checks of a step.
+    ///
+    /// # Errors
+    /// [`LayoutError::Stride`] if a node reads a table by another stride than the table has.
+    pub fn of(graph: &Graph) -> Result<Self, LayoutError> {
+        let mut layout = Self { max_positions: usize::MAX, ..Self::default() };
+        let mut pools: HashMap<BufferId, View> = HashMap::new();
+        for id in graph.node_ids() {
+            for view in views(&graph.node(id).op) {
+                check_stride(graph, id, &view.paged)?;
+                pools.insert(view.paged.pool, view);
+                if !layout.views.iter().any(|v| alike(v, &view)) {
+                    layout.views.push(view);
+                }
+            }
+        }
+        for node in &graph.nodes {
+            layout.node(&node.op, &pools);
+        }
+        let named = graph.buffer_ids().map(|id| (id, graph.buffer(id).name.clone()));
+        layout.names = named.collect();
+        Ok(layout)
+    }
+
+    fn node(&mut self, op: &Op, pools: &HashMap<BufferId, View>) {
+        let (slots, pool, ratio, page_rows, pages, tokens, max) = match op {
+            Op::RopeStore(o) => (o.slot, o.pool, 1, PAGE_ROWS, o.pages, o.tokens, o.max_positions),
+            Op::Compress(o) => {
+                (o.row_slot, o.pool, o.layout.ratio, o.page_rows, o.pages, o.tokens, o.max_positions)
+            }
+            Op::IndexStore(o) => {
+                (o.row_slot, o.pool, o.layout.ratio, PAGE_ROWS, o.pages, o.tokens, o.max_positions)
+            }
+            Op::HyperHead(o) => return add(&mut self.samples, o.rows),
+            _ => return,
+        };
+        self.tokens = Some(tokens);
+        self.max_positions = self.max_positions.min(max);
+        let view = pools.get(&pool).map(|v| v.paged);
+        let (table, width) = (view.map(|v| v.table), view.map_or(0, |v| v.width));
+        add(&mut self.stores, Store { slots, ratio, page_rows, pages, table, width });
+        match op {
+            Op::Compress(o) => add(&mut self.states, (o.state_slot, o.state_slots)),
+            Op::IndexStore(o) => add(&mut self.states, (o.state_slot, o.state_slots)),
+            _ => {}
+        }
+    }
+
+    /// Checks the inputs that lie in `memory`.
+    ///
+    /// # Errors
+    /// The first [`LayoutError`].
+    pub fn check(&self, memory: &Memory, owners: &dyn Owners) -> Result<(), LayoutError> {
+        let Some(tokens) = self.tokens else { return Ok(()) };
+        let positions: &[i32] = memory.host(&tokens.position);
+        self.positions(positions, tokens.per_request)?;
+        let live: Vec<&[i32]> = positions.chunks(tokens.per_request.max(1)).map(live).collect();
+        for view in &self.views {
+            self.view(view, memory, &live, owners)?;
+        }
+        for store in &self.stores {
+            self.store(store, memory, positions, tokens.per_request, owners)?;
+        }
+        for (slots, limit) in &self.states {
+            self.state(slots, *limit, memory, &live)?;
+        }
+        self.samples.iter().try_for_each(|rows| self.sample_rows(rows, memory, positions))
+    }
+
+    fn name(&self, value: &Value) -> String {
+        self.names.get(&value.buffer).cloned().unwrap_or_else(|| format!("buffer {}", value.buffer.0))
+    }
+
+    fn positions(&self, positions: &[i32], per_request: usize) -> Result<(), LayoutError> {
+        for (row, &found) in positions.iter().enumerate() {
+            let limit = self.max_positions - 1;
+            if usize::try_from(found).is_ok_and(|p| p > limit) {
+                return Err(LayoutError::TooLong { row, limit, found });
+            }
+            let first = row % per_request == 0;
+            let before = if first { -1 } else { positions[row - 1] };
+            let expected = if first { found.max(-1) } else { before.saturating_add(1) };
+            let padding = found == -1;
+            if !padding && (found != expected || (!first && before == -1)) {
+                let expected = if before == -1 { -1 } else { expected };
+                return Err(LayoutError::Position { row, expected, found });
+            }
+        }
+        Ok(())
+    }
+
+    /// Every id in range; the pages that a request reads are there, its own, and each at one place only.
+    fn view(
+        &self,
+        view: &View,
+        memory: &Memory,
+        live: &[&[i32]],
+        owners: &dyn Owners,
+    ) -> Result<(), LayoutError> {
+        let Paged { table, width, page_rows, pages, .. } = view.paged;
+        let name = || self.name(&table);
+        for (request, row) in memory.host::<i32>(&table).chunks(width.max(1)).enumerate() {
+            let wrong = row.iter().position(|&id| usize::try_from(id).is_ok_and(|id| id >= pages) || id < 0);
+            if let Some(column) = wrong {
+                return Err(LayoutError::PageRange {
+                    table: name(),
+                    request,
+                    column,
+                    pages,
+                    found: row[column],
+                });
+            }
+            for column in visible(live[request], view.ratio, page_rows) {
+                let page = row.get(column).map_or(0, |&id| id as usize);
+                if page == 0 {
+                    return Err(LayoutError::NullPage { table: name(), request, column });
+                }
+                if !owners.reads(table.buffer, request, page) {
+                    return Err(LayoutError::NotReadable { table: name(), request, column, page });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn store(
+        &self,
+        store: &Store,
+        memory: &Memory,
+        positions: &[i32],
+        per_request: usize,
+        owners: &dyn Owners,
+    ) -> Result<(), LayoutError> {
+        let slots: &[i64] = memory.host(&store.slots);
+        let table: &[i32] = store.table.as_ref().map_or(&[], |t| memory.host(t));
+        let mut written: Vec<(i64, usize)> = Vec::new();
+        for (row, (&found, &position)) in slots.iter().zip(positions).enumerate() {
+            let request = row / per_request;
+            let expected = store.expected(position, table.get(request * store.width..).unwrap_or(&[]));
+            // Without a table to read through, any page but the null page will do.
+            let right =
+                if store.table.is_some() || expected < 0 { found == expected } else { store.fits(found) };
+            if !right {
+                return Err(LayoutError::Slot {
+                    slots: self.name(&store.slots),
+                    row,
+                    position,
+                    expected,
+                    found,
+                });
+            }
+            if found >= 0 {
+                let page = found as usize / store.page_rows;
+                let owner = store.table.unwrap_or(store.slots).buffer;
+                if !owners.writes(owner, request, page) {
+                    return Err(LayoutError::NotWritable { slots: self.name(&store.slots), row, page });
+                }
+                written.push((found, row));
+            }
+        }
+        written.sort_unstable();
+        if let Some(pair) = written.windows(2).find(|pair| pair[0].0 == pair[1].0) {
+            let (slot, other, row) = (pair[0].0, pair[0].1, pair[1].1);
+            return Err(LayoutError::SlotTwice { slots: self.name(&store.slots), row, other, slot });
+        }
+        self.seen_by_others(store, table, &written, per_request, positions)
+    }
+
+    /// A written page appears once among all that any request can see.
+    fn seen_by_others(
+        &self,
+        store: &Store,
+        table: &[i32],
+        written: &[(i64, usize)],
+        per_request: usize,
+        positions: &[i32],
+    ) -> Result<(), LayoutError> {
+        let mut seen: HashMap<usize, Vec<usize>> = HashMap::new();
+        for (request, rows) in positions.chunks(per_request.max(1)).enumerate() {
+            let ids = table.get(request * store.width..(request + 1) * store.width).unwrap_or(&[]);
+            for column in visible(live(rows), store.ratio, store.page_rows) {
+                let page = ids.get(column).map_or(0, |&id| id as usize);
+                seen.entry(page).or_default().push(request);
+            }
+        }
+        for &(slot, row) in written {
+            let (page, request) = (slot as usize / store.page_rows, row / per_request);
+            let by = seen.get(&page).map_or(&[][..], |by| by);
+            if by.iter().any(|r| *r != request) || by.len() > 1 {
+                let table = store.table.as_ref().map_or_else(String::new, |t| self.name(t));
+                let other = by.iter().copied().find(|r| *r != request).unwrap_or(request);
+                return Err(LayoutError::PageShared { table, page, request, other });
+            }
+        }
+        Ok(())
+    }
+
+    fn state(
+        &self,
+        slots: &Value,
+        limit: usize,
+        memory: &Memory,
+        live: &[&[i32]],
+    ) -> Result<(), LayoutError> {
+        let mut owner: HashMap<i32, usize> = HashMap::new();
+        for (request, &found) in memory.host::<i32>(slots).iter().enumerate() {
+            let padded = live[request].is_empty() && found == -1;
+            if padded {
+                continue;
+            }
+            if usize::try_from(found).map_or(true, |slot| slot >= limit) {
+                return Err(LayoutError::StateRange { slots: self.name(slots), request, limit, found });
+            }
+            if let Some(other) = owner.insert(found, request) {
+                return Err(LayoutError::StateTwice { slots: self.name(slots), request, other, slot: found });
+            }
+        }
+        Ok(())
+    }
+
+    fn sample_rows(&self, rows: &Value, memory: &Memory, positions: &[i32]) -> Result<(), LayoutError> {
+        let token =
+            |row: i32| usize::try_from(row).ok().and_then(|r| positions.get(r)).is_some_and(|p| *p >= 0);
+        let found = memory.host::<i32>(rows).iter().enumerate().find(|(_, r)| **r != -1 && !token(**r));
+        match found {
+            Some((sample, &found)) => Err(LayoutError::SampleRow { rows: self.name(rows), sample, found }),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Store {
+    /// The slot that a position's row has by the page table; -1 if the token completes no row.
+    fn expected(&self, position: i32, table: &[i32]) -> i64 {
+        let Ok(position) = usize::try_from(position) else { return -1 };
+        if (position + 1) % self.ratio != 0 {
+            return -1;
+        }
+        let row = position / self.ratio;
+        let page = table.get(row / self.page_rows).map_or(0, |&id| i64::from(id));
+        page * self.page_rows as i64 + (row % self.page_rows) as i64
+    }
+
+    fn fits(&self, slot: i64) -> bool {
+        usize::try_from(slot).is_ok_and(|s| (1..self.pages).contains(&(s / self.page_rows)))
+    }
+}
+
+/// The tables that an operation reads, with the tokens that share a row.
+fn views(op: &Op) -> Vec<View> {
+    match op {
+        Op::Attention(o) => {
+            let compressed = match &o.compressed {
+                Compressed::None => None,
+                Compressed::Selected { rows, .. } => Some(View { paged: *rows, ratio: 4 }),
+                Compressed::All { rows } => Some(View { paged: *rows, ratio: 128 }),
+            };
+            std::iter::once(View { paged: o.window, ratio: 1 }).chain(compressed).collect()
+        }
+        Op::IndexLogits(o) => vec![View { paged: o.keys, ratio: 4 }],
+        _ => Vec::new(),
+    }
+}
+
+/// Equal but for the pool.
+fn alike(a: &View, b: &View) -> bool {
+    a.ratio == b.ratio && Paged { pool: b.paged.pool, ..a.paged } == b.paged
+}
+
+fn check_stride(graph: &Graph, node: super::NodeId, paged: &Paged) -> Result<(), LayoutError> {
+    let table = graph.buffer(paged.table.buffer);
+    match table.shape.last() {
+        Some(&expected) if expected != paged.width => Err(LayoutError::Stride {
+            node: graph.label(node),
+            table: table.name.clone(),
+            expected,
+            found: paged.width,
+        }),
+        _ => Ok(()),
+    }
+}
+
+fn add<V: PartialEq>(all: &mut Vec<V>, one: V) {
+    if !all.contains(&one) {
+        all.push(one);
+    }
+}
+
+/// A request's positions without its padding.
+fn live(positions: &[i32]) -> &[i32] {
+    let count = positions.iter().position(|p| *p < 0).unwrap_or(positions.len());
+    &positions[..count]
+}
+
+/// The columns of its page table that a request reads or writes in this step.
+fn visible(live: &[i32], ratio: usize, page_rows: usize) -> std::ops::Range<usize> {
+    let (Some(&first), Some(&last)) = (live.first(), live.last()) else { return 0..0 };
+    let (first, tokens) = (first as usize, last as usize + 1);
+    let start = if ratio == 1 { first.saturating_sub(WINDOW - 1) / page_rows } else { 0 };
+    start..(tokens / ratio).div_ceil(page_rows)
+}
