@@ -22,6 +22,11 @@ mod router;
 mod sample;
 mod topk;
 
+#[cfg(feature = "emulator")]
+mod emulator;
+#[cfg(feature = "cuda")]
+mod nvfp4;
+
 mod any_order;
 mod checkpoint;
 mod company;

@@ -33,6 +33,8 @@
 pub mod cache;
 pub mod checkpoint;
 pub mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 pub mod engine;
 pub mod format;
 pub mod model;
