@@ -8,6 +8,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::http::ServerOptions;
 use crate::tasks::TasksArgs;
+use crate::verify::VerifyArgs;
 
 #[derive(Debug, Parser)]
 #[command(
@@ -31,6 +32,8 @@ pub enum Command {
     Serve(ServeArgs),
     /// Talk to the model in the terminal
     Chat(ChatArgs),
+    /// Prove the model's steps free of hazards, or show where they are not
+    Verify(VerifyArgs),
     /// Say what a checkpoint holds: sizes, formats, layers
     Inspect(InspectArgs),
     /// Convert a checkpoint to quantised weights

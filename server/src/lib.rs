@@ -8,6 +8,7 @@
 //! | [`openai`] | requests, responses, errors of the OpenAI API |
 //! | [`http`] | connections, routes, streams, shutdown |
 //! | [`tasks`] | the generator of the built-in model's tasks |
+//! | [`verify`] | the proof of a model's steps |
 //! | [`cli`], [`commands`], [`report`], [`terminal`] | the command line |
 //! | [`engine`] | flags to a running engine |
 //!
@@ -26,3 +27,4 @@ pub mod openai;
 pub mod report;
 pub mod tasks;
 pub mod terminal;
+pub mod verify;
