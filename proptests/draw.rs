@@ -5,7 +5,7 @@ use flashlane::format::index_row::IndexFormat;
 use flashlane::model::StepShape;
 use flashlane::step::{Hazard, Mutant, Plan, Program, dot, prove, svg};
 
-use crate::model_step::{flash, step};
+use crate::model_step::step;
 
 /// Every opened element is closed, in order.
 fn well_formed(text: &str) {

@@ -48,10 +48,10 @@ impl Loaded {
 }
 
 /// The model that is compiled into the binary.
-mod built_in {
-    pub(super) const CONFIG: &[u8] = include_bytes!("../../models/tiny/config.json");
-    pub(super) const TENSORS: &[u8] = include_bytes!("../../models/tiny/model.safetensors");
-    pub(super) const TOKENIZER: &[u8] = include_bytes!("../../models/tiny/tokenizer.json");
+pub(crate) mod built_in {
+    pub(crate) const CONFIG: &[u8] = include_bytes!("../../models/tiny/config.json");
+    pub(crate) const TENSORS: &[u8] = include_bytes!("../../models/tiny/model.safetensors");
+    pub(crate) const TOKENIZER: &[u8] = include_bytes!("../../models/tiny/tokenizer.json");
 }
 
 /// Longest sequence of a model that allows more, unless the operator asks for it: what a laptop's memory holds.

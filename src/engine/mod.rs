@@ -16,7 +16,7 @@ mod scheduler;
 mod simulated;
 
 pub use api::*;
-pub use bucket::{DECODE_BUCKETS, Prepared, Unprovable, prepare};
+pub use bucket::{DECODE_BUCKETS, DRIVE, Prepared, Unprovable, prepare, prove_steps};
 pub use device::{Device, HostDevice};
 pub use handle::{Engine, EngineConfig, StartError};
 pub use local::LocalError;
