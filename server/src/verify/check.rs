@@ -7,8 +7,8 @@ use flashlane::engine::DRIVE;
 use flashlane::model::{StepShape, build_step};
 use flashlane::ops::BufferId;
 use flashlane::step::{
-    Drive, Graph, Hazard, Impure, Layout, LayoutError, Mutant, Plan, Program, Proved, Replay, prove, prove_loop,
-    purity, serial,
+    Drive, Graph, Hazard, Impure, Layout, LayoutError, Mutant, Plan, Program, Proved, Replay, prove,
+    prove_loop, purity, serial,
 };
 
 use super::Schedule;
