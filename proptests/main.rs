@@ -33,6 +33,8 @@ mod company;
 mod draw;
 mod engine;
 mod footprint;
+#[cfg(feature = "cuda")]
+mod gpu_engine;
 mod hazards;
 mod inputs;
 mod model;

@@ -26,6 +26,8 @@ pub enum CudaError {
     Unbound { op: &'static str, operand: &'static str },
     #[error("{op}: weight {operand} is {found}, expected {expected}")]
     Weight { op: &'static str, operand: &'static str, expected: &'static str, found: &'static str },
+    #[error("{weight} cannot be loaded for the GPU: {problem}")]
+    Stack { weight: String, problem: &'static str },
     #[error("{op}: {what} is {found}, and the kernel takes at most {limit}")]
     Limit { op: &'static str, what: &'static str, limit: usize, found: usize },
     #[error("{op}: {what} is not supported on the GPU")]

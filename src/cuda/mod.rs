@@ -31,6 +31,7 @@ mod ffi;
 mod fp4;
 mod kernels;
 mod launch;
+mod load;
 mod ops;
 mod weights;
 

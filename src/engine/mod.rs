@@ -7,6 +7,8 @@
 pub mod api;
 mod bucket;
 mod device;
+#[cfg(feature = "cuda")]
+mod gpu;
 mod handle;
 pub mod inputs;
 mod local;
