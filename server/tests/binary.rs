@@ -117,7 +117,8 @@ fn the_examples_of_the_readme() {
     assert_eq!((&choice["message"]["content"], &choice["finish_reason"]), (&json!(known), &json!("stop")));
 
     let streamed = server.chat(json!({"messages": question, "stream": true}));
-    let chunks = streamed.lines().filter_map(|line| line.strip_prefix("data: ")).filter(|data| *data != "[DONE]");
+    let chunks =
+        streamed.lines().filter_map(|line| line.strip_prefix("data: ")).filter(|data| *data != "[DONE]");
     let text: String = chunks
         .map(|data| serde_json::from_str::<Value>(data).unwrap()["choices"][0]["delta"].clone())
         .filter_map(|delta| delta["content"].as_str().map(str::to_owned))

@@ -21,7 +21,9 @@ fn conversation(request: &Value) -> Conversation {
 
 /// The reference leaves nothing between the tags of a call without arguments; V4-Flash was trained on a blank line.
 fn blank_line_in_empty_calls(piece: &mut Value) {
-    if let Some(text) = piece.as_str().filter(|text| text.starts_with("invoke name=\"") && text.ends_with(">\n</")) {
+    if let Some(text) =
+        piece.as_str().filter(|text| text.starts_with("invoke name=\"") && text.ends_with(">\n</"))
+    {
         *piece = json!(text.replace(">\n</", ">\n\n</"));
     }
 }

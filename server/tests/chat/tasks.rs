@@ -51,7 +51,8 @@ fn requests_of_every_kind_render_to_the_ids_of_training() {
             // A rule is always rendered without reasoning.
             let thinking = item.conv.mode == Mode::Thinking;
             for turn in told["turns"].as_array().unwrap() {
-                let messages = &told["messages"].as_array().unwrap()[..turn["messages"].as_u64().unwrap() as usize];
+                let messages =
+                    &told["messages"].as_array().unwrap()[..turn["messages"].as_u64().unwrap() as usize];
                 let mut request = json!({
                     "messages": messages, "tool_choice": told["tool_choice"],
                     "chat_template_kwargs": {"thinking": thinking},
@@ -97,7 +98,9 @@ fn training_sequences_are_conversations_that_the_server_renders_alike() {
         for index in 0..60 {
             let conv = session::sequence(&lexicon, &mut rng, &session::profile(stage), 1025);
             let Some((request, start)) = last_request(&conv) else { continue };
-            efforts[["none", "high", "max"].iter().position(|e| request["reasoning_effort"] == *e).unwrap()] += 1;
+            efforts
+                [["none", "high", "max"].iter().position(|e| request["reasoning_effort"] == *e).unwrap()] +=
+                1;
             let differs = difference(&lexicon, &prompt(&tokenizer, request), &conv.ids[..start]);
             assert_eq!(differs, None, "stage {stage}, sequence {index}");
         }
