@@ -59,7 +59,7 @@ async fn finish_reasons() {
         ),
         (
             "<¦tool_calls><¦invoke name=\"f\"></¦invoke><¦inv",
-            json!({"max_tokens": 40}),
+            json!({"max_tokens": 44}),
             "length",
             json!(null),
         ),
