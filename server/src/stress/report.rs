@@ -83,7 +83,7 @@ impl Report {
             seed: args.seed,
             concurrency: args.concurrency,
             index_k: index_k(args),
-            mutant: args.unsafe_run_mutant.map(|mutant| mutant.slug()),
+            mutant: args.unsafe_run_mutant.map(flashlane::step::Mutant::slug),
             order: args.order(),
             order_seed: args.order_seed,
             wall_s: wall.as_secs_f64(),
