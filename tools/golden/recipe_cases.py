@@ -243,7 +243,10 @@ def value_case(name, value, string="true", note=None, ours=None):
 
 PARIS = ("get_weather", '{"city": "Paris"}')
 BY_ID = "flashlane decides by token id: the same characters in plain tokens stay content."
-LITERAL = "Python literals become JSON where the schema type agrees; otherwise the call counts as malformed."
+LITERAL = (
+    "Python literals become JSON where the schema type agrees; "
+    "otherwise the text is sent as a string and the call counts as malformed."
+)
 
 OUTPUTS = [
     output("plain content", "Hello there."),
@@ -319,9 +322,9 @@ OUTPUTS = [
         note="Sent as a string where the schema says string; the arguments are always valid JSON.",
         ours=answer("", [("get_weather", '{"city": "{[}"}')]),
     ),
-    value_case("NaN", "NaN", "false", note=LITERAL),
-    value_case("empty JSON value", "", "false", note=LITERAL),
-    value_case("True", "True", "false", note=LITERAL),
+    value_case("NaN", "NaN", "false", note=LITERAL, ours=answer("", [("get_weather", '{"city": "NaN"}')])),
+    value_case("empty JSON value", "", "false", note=LITERAL, ours=answer("", [("get_weather", '{"city": ""}')])),
+    value_case("True", "True", "false", note=LITERAL, ours=answer("", [("get_weather", '{"city": "True"}')])),
     value_case("digits flagged as string", "5"),
     value_case("quotes and backslashes", 'say "hi" \\ C:\\n\tend'),
     value_case("markup-like text", "<b>&amp;</b> </parameter> 2 < 3"),
@@ -346,7 +349,7 @@ OUTPUTS = [
         note='Taken as string="true".',
         ours=answer("", [PARIS]),
     ),
-    output("prose after the block", block(WEATHER) + "\nDone.", note="Kept as content."),
+    output("prose after the block", block(WEATHER) + "\nDone.", note="Kept as content.", ours=answer("Done.", [PARIS])),
     output("prose between calls", block(WEATHER, "and then\n", invoke("ping", ""))),
     output("closer repeated", block(WEATHER) + f"</{T}tool_calls></think>"),
     output("marker twice", "a</think>b</think>c", thinking=True),
@@ -361,7 +364,7 @@ OUTPUTS = [
         ours=answer(f"<{T}invoke name= is used"),
     ),
     output("ASCII bars", '<|DSML|tool_calls>\n<|DSML|invoke name="ping">\n</|DSML|invoke>\n</|DSML|tool_calls>'),
-    output("doubled bars", block(invoke("ping", "")).replace("｜", "｜｜")),
+    output("doubled bars", block(invoke("ping", "")).replace("｜", "｜｜"), spelled=True),
     output(
         "sentinel without its bracket",
         f"a {T} b",

@@ -36,6 +36,8 @@ pub struct Ending {
     pub calls: usize,
     /// The client saw the beginning of a call that never ended.
     pub cut: bool,
+    /// The tool block was not closed, so more calls may have been on their way.
+    pub open: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -153,6 +155,7 @@ impl Parser {
     /// Ends the output. Idempotent.
     pub fn finish(&mut self) -> Ending {
         if self.place != Place::Done {
+            self.ending.open = matches!(self.place, Place::Block | Place::Call | Place::Value);
             self.end_tag();
             self.end_call();
             if matches!(self.place, Place::Reasoning | Place::Content) && !self.held.is_empty() {

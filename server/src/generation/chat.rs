@@ -147,11 +147,12 @@ impl Decoder for ChatDecoder {
     }
 }
 
-/// A client runs calls when it reads `tool_calls`, so a cut call must not be announced that way.
+/// A client runs calls when it reads `tool_calls`, so neither a cut call nor a cut list of calls may be announced that way.
 fn finish(reason: FinishReason, ending: Ending) -> Finish {
     match ending {
         Ending { cut: true, .. } => Finish::Length,
         Ending { calls: 0, .. } => reason.into(),
+        Ending { open: true, .. } if reason == FinishReason::Length => Finish::Length,
         Ending { .. } => Finish::ToolCalls,
     }
 }

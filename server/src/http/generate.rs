@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
-use flashlane::engine::GenerateRequest;
+use flashlane::engine::{EngineError, GenerateRequest};
 
 use super::app::now;
 use super::drain::InFlight;
@@ -69,6 +69,13 @@ pub(super) async fn chat(State(app): State<Arc<App>>, request: Request) -> Resul
 }
 
 pub(super) async fn completions(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
+    complete(app, request).await.map_err(|error| match error.code {
+        Some("context_length_exceeded") => ApiError { param: Some("prompt".into()), ..error },
+        _ => error,
+    })
+}
+
+async fn complete(app: Arc<App>, request: Request) -> Result<Response, ApiError> {
     let body = body::json(&app, request).await?;
     app.check_serving()?;
     let request = CompletionRequest::read(&body)?;
@@ -162,11 +169,24 @@ async fn answer(
 ) -> Result<Response, ApiError> {
     let running = app.drain.enter();
     let choices = requests.len();
-    let generation = Generation::submit(&*app.engine, requests, prompt_tokens)?;
+    let slots = app.engine.stats().total_slots;
+    let generation = Generation::submit(&*app.engine, requests, prompt_tokens)
+        .map_err(|error| refusal(error, choices, slots))?;
     let answer = Answer { app, generation, format, _running: running };
     match options.stream {
         Some(stream) => Ok(sse::respond(answer, choices, stream)),
         None => whole(answer, choices).await,
+    }
+}
+
+/// A full queue will have room again, but never for more sequences than run and wait: those must not be told to come back.
+fn refusal(error: EngineError, sequences: usize, slots: usize) -> ApiError {
+    match error {
+        EngineError::QueueFull { limit, .. } if sequences > slots + limit => ApiError::field(
+            "n",
+            format!("'n': this request asks for {sequences} sequences; this server takes {}", slots + limit),
+        ),
+        other => other.into(),
     }
 }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use axum::Json;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -17,8 +18,9 @@ pub(super) async fn models(State(app): State<Arc<App>>) -> Json<Value> {
 
 pub(super) async fn model(
     State(app): State<Arc<App>>,
-    Path(id): Path<String>,
+    id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Value>, ApiError> {
+    let Path(id) = id.map_err(|rejection| ApiError::invalid(rejection.body_text()))?;
     app.check_model(&id)?;
     Ok(Json(model_object(&app)))
 }

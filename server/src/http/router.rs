@@ -29,6 +29,7 @@ pub fn router(app: Arc<App>) -> Router {
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
         .layer(middleware::from_fn_with_state(Arc::clone(&app), authenticate))
+        .layer(middleware::from_fn(framing))
         .layer(middleware::from_fn_with_state(Arc::clone(&app), observe))
         .with_state(app)
 }
@@ -49,6 +50,20 @@ async fn method_not_allowed(method: Method, uri: Uri, request: Request) -> ApiEr
 /// A connection with an unread body cannot be used again, and the client must be told.
 fn unread(request: &Request, error: ApiError) -> ApiError {
     if body::announced(request.headers()) { error.closing() } else { error }
+}
+
+/// A body in chunks may have come with a length too, which hyper drops unseen. A proxy in front could have believed the
+/// length and see the next request elsewhere, so such a connection is not used again. Other encodings are not decoded.
+async fn framing(request: Request, next: Next) -> Response {
+    let mut encodings = request.headers().get_all(header::TRANSFER_ENCODING).iter();
+    let (Some(encoding), more) = (encodings.next(), encodings.next()) else { return next.run(request).await };
+    if more.is_some() || !encoding.as_bytes().eq_ignore_ascii_case(b"chunked") {
+        let message = "this Transfer-Encoding is not supported; send chunked, or a Content-Length";
+        return ApiError::invalid(message).closing().into_response();
+    }
+    let mut response = next.run(request).await;
+    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    response
 }
 
 async fn authenticate(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {

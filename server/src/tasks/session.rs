@@ -231,7 +231,7 @@ impl<'a, 'p> Session<'a, 'p> {
         self.new_facts(rng, tokens);
         for _ in 0..rng.usize(self.profile.section_turns.clone()) {
             if self.conv.len() >= tokens {
-                return;
+                break;
             }
             self.turn(rng);
             turns::user(&mut self.conv);

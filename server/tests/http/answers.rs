@@ -51,6 +51,18 @@ async fn finish_reasons() {
             json!(null),
         ),
         ("<¦tool_calls><¦invoke name=\"f\"><¦parameter name=\"a\">xyz", json!({}), "length", json!(null)),
+        (
+            "<¦tool_calls><¦invoke name=\"f\"></¦invoke></¦tool_calls>¶",
+            json!({"max_tokens": 55}),
+            "tool_calls",
+            json!(null),
+        ),
+        (
+            "<¦tool_calls><¦invoke name=\"f\"></¦invoke><¦inv",
+            json!({"max_tokens": 44}),
+            "length",
+            json!(null),
+        ),
         ("one two three¶", json!({"stop": ["tw"]}), "stop", json!("one ")),
         ("one two three¶", json!({"stop": ["xx", "two", "e t"]}), "stop", json!("on")),
         ("end en¶", json!({"stop": "ende"}), "stop", json!("end en")),

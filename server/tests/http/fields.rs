@@ -112,7 +112,11 @@ async fn scalar_fields() {
         ("top_k", vec![json!(-2), json!(1.5)], vec![json!(-1), json!(0), json!(40)]),
         ("min_p", vec![json!(2), json!(-1)], vec![json!(0.5)]),
         ("n", vec![json!(0), json!(17), json!("2")], vec![json!(2)]),
-        ("seed", vec![json!(18_446_744_073_709_551_616_f64), json!("1"), json!(1.5)], vec![json!(-5)]),
+        (
+            "seed",
+            vec![json!(-9.3e18), json!(18_446_744_073_709_551_616_f64), json!("1"), json!(1.5)],
+            vec![json!(-5)],
+        ),
         (
             "stop",
             vec![json!(""), json!(["a", ""]), json!(vec!["a"; 17]), json!(5), json!("x".repeat(1 << 20))],
@@ -250,6 +254,7 @@ async fn completions() {
             (with("best_of", json!(2)), 400, Some("best_of")),
             (with("logprobs", json!(21)), 400, Some("logprobs")),
             (with("max_tokens", json!(0)), 400, Some("max_tokens")),
+            (with("max_tokens", json!(100_000)), 400, Some("prompt")),
         ],
     )
     .await;

@@ -96,6 +96,19 @@ async fn refusals_of_the_engine() {
 }
 
 #[tokio::test]
+async fn more_sequences_than_may_wait_are_not_told_to_come_back() {
+    let full = EngineError::QueueFull { queued: 0, limit: 3 };
+    let server = Server::start(Scripted::refusing(full)).await;
+    for (n, status) in [(3, 429), (4, 400)] {
+        let body =
+            format!(r#"{{"model": "tiny", "n": {n}, "messages": [{{"role": "user", "content": "hi"}}]}}"#);
+        let reply = server.chat(body).await;
+        assert_eq!(reply.status, status, "n = {n}");
+        assert_eq!(reply.error()["param"].as_str(), (status == 400).then_some("n"));
+    }
+}
+
+#[tokio::test]
 async fn a_failure_without_stream_has_a_status() {
     let server = Server::start(Scripted::new(vec![Act::Fail(EngineError::NonFinite { position: 3 })])).await;
     let reply = server.exchange(chat(false)).await;

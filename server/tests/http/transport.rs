@@ -31,6 +31,17 @@ async fn refusals_are_error_objects() {
         ("many headers", request("GET", "/health", &many, ""), 431),
         ("large header", request("GET", "/health", &large, ""), 431),
         ("long URI", request("GET", &uri, "", ""), 414),
+        (
+            "encoded twice",
+            request("POST", PATH, "transfer-encoding: gzip, chunked\r\n", "")
+                .replace("content-length: 0\r\n", "")
+                + "0\r\n\r\n",
+            400,
+        ),
+        ("unknown encoding", request("POST", PATH, "transfer-encoding: x\r\n", CHAT), 400),
+        ("negative length", request("POST", PATH, "", "").replace("length: 0", "length: -5"), 400),
+        ("folded header", request("GET", "/health", "a: b\r\n c\r\n", ""), 400),
+        ("path is no UTF-8", request("GET", "/v1/models/%ff", "", ""), 400),
         ("two lengths", request("POST", PATH, "content-length: 5\r\n", "{}"), 400),
         ("GET on a POST route", request("GET", PATH, "", ""), 405),
         ("PUT", request("PUT", PATH, "", "{}"), 405),
@@ -61,6 +72,23 @@ async fn refusals_are_error_objects() {
     }
     assert!(server.engine.requests().is_empty());
     assert_eq!(server.exchange(request("GET", "/health", "", "")).await.status, 200);
+}
+
+#[tokio::test]
+async fn a_length_beside_chunks_cannot_smuggle_a_request() {
+    let server = Server::start(Scripted::saying("ok¶")).await;
+    let chunks = format!("{:x}\r\n{CHAT}\r\n0\r\n\r\n", CHAT.len());
+    for headers in
+        ["content-length: 4\r\ntransfer-encoding: chunked", "transfer-encoding: chunked\r\ncontent-length: 4"]
+    {
+        let mut client = server.connect().await;
+        let smuggled = request("GET", "/health", "", "");
+        client.send(format!("POST {PATH} HTTP/1.1\r\nhost: t\r\n{headers}\r\n\r\n{chunks}{smuggled}")).await;
+        let reply = client.reply().await;
+        assert_eq!(reply.status, 200, "{headers}: the chunks are the body");
+        assert!(reply.head.contains("connection: close"), "{headers}: {}", reply.head);
+        assert_eq!(client.rest().await, "", "{headers}: nothing behind it is a request");
+    }
 }
 
 #[tokio::test]
