@@ -1,5 +1,6 @@
 //! Pictures of the model's step: well-formed, folded, and red where a hazard is.
 
+use flashlane::checkpoint::presets::flash;
 use flashlane::checkpoint::synthetic::tiny_config;
 use flashlane::format::index_row::IndexFormat;
 use flashlane::model::StepShape;

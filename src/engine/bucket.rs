@@ -2,7 +2,8 @@
 
 use crate::model::{CacheLayout, ModelStep, ModelWeights, StepShape, build_step};
 use crate::step::{
-    BuildError, Drive, Hazard, Layout, LayoutError, Numerics, Plan, Program, Proved, Replay, prove, prove_loop,
+    BuildError, Drive, Hazard, Layout, LayoutError, Numerics, Plan, Program, Proved, Replay, prove,
+    prove_loop,
 };
 
 /// Rows of decode steps; a batch runs in the smallest that holds it.
