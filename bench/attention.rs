@@ -21,7 +21,7 @@ fn pool(format: KvFormat) -> Vec<u8> {
     page.repeat(PAGES)
 }
 
-pub fn all(c: &mut Criterion) {
+pub(crate) fn all(c: &mut Criterion) {
     let mut group = c.benchmark_group("attention");
     for (rows, per_request) in [(1, 1), (8, 1), (256, 256)] {
         group.throughput(Throughput::Elements((rows * HEADS * (WINDOW + SELECTED) * HEAD_DIM * 2) as u64));

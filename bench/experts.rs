@@ -13,7 +13,7 @@ fn ids(rows: usize) -> Vec<i32> {
     (0..rows as i32).flat_map(|t| [t * 3 % 4, 4 + t * 5 % 4]).collect()
 }
 
-pub fn all(c: &mut Criterion) {
+pub(crate) fn all(c: &mut Criterion) {
     let mut group = c.benchmark_group("experts");
     for (hidden, width) in [(256, 128), (1024, 512)] {
         for rows in [1, 8, 256] {

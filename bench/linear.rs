@@ -6,7 +6,7 @@ use flashlane::ops::{Epilogue, Linear, Op};
 
 use crate::node::{Bench, noise};
 
-pub fn all(c: &mut Criterion) {
+pub(crate) fn all(c: &mut Criterion) {
     // The largest projections of the built-in model, and one of the full model's.
     for (cols, weight_rows) in [(128, 4096), (2048, 256), (4096, 1024)] {
         let mut group = c.benchmark_group(format!("linear/{cols}x{weight_rows}"));

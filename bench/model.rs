@@ -99,7 +99,7 @@ fn next_token(handle: &mut RequestHandle) -> bool {
     }
 }
 
-pub fn all(c: &mut Criterion) {
+pub(crate) fn all(c: &mut Criterion) {
     const CONTEXT: usize = 600;
     const TOKENS: usize = 129;
     let engine = start(&checkpoint());

@@ -11,7 +11,7 @@ use flashlane::step::{
 use half::bf16;
 
 /// Deterministic numbers in (-1, 1).
-pub fn noise(seed: u32, len: usize) -> Vec<f32> {
+pub(crate) fn noise(seed: u32, len: usize) -> Vec<f32> {
     let mut s = seed.wrapping_mul(0x9e37_79b9) | 1;
     (0..len)
         .map(|_| {
@@ -25,7 +25,7 @@ pub fn noise(seed: u32, len: usize) -> Vec<f32> {
 
 /// A node and what its buffers hold.
 #[derive(Debug)]
-pub struct Bench {
+pub(crate) struct Bench {
     graph: Graph,
     weights: Weights,
     resident: Resident,
@@ -33,7 +33,7 @@ pub struct Bench {
 }
 
 impl Bench {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let lane = LaneInfo { name: "main".into(), parent: None };
         let graph = Graph { lanes: vec![lane], ..Graph::default() };
         Self { graph, weights: Weights::new(), resident: Resident::default(), contents: Vec::new() }
@@ -53,24 +53,24 @@ impl Bench {
         Value { buffer, dtype, len }
     }
 
-    pub fn activation(&mut self, values: &[f32]) -> Value {
+    pub(crate) fn activation(&mut self, values: &[f32]) -> Value {
         let bytes = values.iter().flat_map(|&v| bf16::from_f32(v).to_le_bytes()).collect();
         self.given(Dtype::Bf16, bytes)
     }
 
-    pub fn floats(&mut self, values: &[f32]) -> Value {
+    pub(crate) fn floats(&mut self, values: &[f32]) -> Value {
         self.given(Dtype::F32, bytemuck::cast_slice(values).to_vec())
     }
 
-    pub fn ints(&mut self, values: &[i32]) -> Value {
+    pub(crate) fn ints(&mut self, values: &[i32]) -> Value {
         self.given(Dtype::I32, bytemuck::cast_slice(values).to_vec())
     }
 
-    pub fn tokens(&mut self, per_request: usize, positions: &[i32]) -> Tokens {
+    pub(crate) fn tokens(&mut self, per_request: usize, positions: &[i32]) -> Tokens {
         Tokens { requests: positions.len() / per_request, per_request, position: self.ints(positions) }
     }
 
-    pub fn out(&mut self, len: usize) -> Value {
+    pub(crate) fn out(&mut self, len: usize) -> Value {
         self.given(Dtype::Bf16, vec![0; 2 * len])
     }
 
@@ -79,13 +79,13 @@ impl Bench {
         (id, Value { buffer: self.buffer(Class::Weight(id), Dtype::U8, 0), dtype: Dtype::U8, len: 0 })
     }
 
-    pub fn vector(&mut self, values: Vec<f32>) -> Value {
+    pub(crate) fn vector(&mut self, values: Vec<f32>) -> Value {
         let (id, value) = self.weight_id();
         self.weights.insert_f32(id, values);
         value
     }
 
-    pub fn matrix(&mut self, format: WeightFormat, rows: usize, cols: usize) -> Value {
+    pub(crate) fn matrix(&mut self, format: WeightFormat, rows: usize, cols: usize) -> Value {
         let values = noise(9, rows * cols);
         let (codes, scales, scale2) = match format {
             WeightFormat::Fp8Block => {
@@ -104,7 +104,7 @@ impl Bench {
         value
     }
 
-    pub fn pool(&mut self, bytes: &[u8]) -> BufferId {
+    pub(crate) fn pool(&mut self, bytes: &[u8]) -> BufferId {
         let pool = PoolId(self.resident.pools.len() as u32);
         let mut owned = Bytes::zeroed(bytes.len());
         owned.copy_from_slice(bytes);
@@ -113,7 +113,7 @@ impl Bench {
     }
 
     /// Times the operation.
-    pub fn iter(mut self, op: Op, b: &mut Bencher<'_>) {
+    pub(crate) fn iter(mut self, op: Op, b: &mut Bencher<'_>) {
         let node = Node { op, lane: LaneId(0), scope: "bench".into(), waits: true };
         let plan = Plan::unshared(&self.graph);
         let mut memory = Memory::new(&self.graph, &plan);

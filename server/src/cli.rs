@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::eval::EvalArgs;
 use crate::http::ServerOptions;
+use crate::stress::StressArgs;
 use crate::tasks::TasksArgs;
 use crate::verify::VerifyArgs;
 
@@ -40,6 +42,10 @@ pub enum Command {
     Quantize(QuantizeArgs),
     /// Generate the built-in model's tasks, with their answers
     Tasks(TasksArgs),
+    /// Run many agentic sessions at once and count what comes back broken
+    Stress(StressArgs),
+    /// Measure how often the built-in model is right, on held-out items
+    Eval(EvalArgs),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -12,7 +12,7 @@ use tokio::net::TcpListener;
 
 use crate::cli::{ChatArgs, Cli, Command, Dense, Experts, InspectArgs, LogFormat, QuantizeArgs, ServeArgs};
 use crate::http::{App, serve};
-use crate::{engine, report, tasks, terminal, verify};
+use crate::{engine, eval, report, stress, tasks, terminal, verify};
 
 /// Runs the command of `cli` to its end.
 ///
@@ -27,6 +27,8 @@ pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Inspect(args) => inspect(&args)?,
         Command::Quantize(args) => quantize(&args)?,
         Command::Tasks(args) => tasks::run(&args)?,
+        Command::Stress(args) => stress::command(&args)?,
+        Command::Eval(args) => eval::command(&args)?,
     }
     Ok(ExitCode::SUCCESS)
 }

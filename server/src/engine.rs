@@ -62,12 +62,26 @@ const DEFAULT_MODEL_LEN: usize = 8192;
 /// # Errors
 /// A sentence about the checkpoint, the device or the sizes.
 pub fn build(args: &ModelArgs) -> anyhow::Result<Loaded> {
+    build_with(args, Engine::on_cpu)
+}
+
+/// As [`build`], with the engine that `start` makes of the checkpoint and sizes.
+///
+/// # Errors
+/// As [`build`], and those of `start`.
+pub fn build_with<E>(
+    args: &ModelArgs,
+    start: impl FnOnce(&Checkpoint, EngineConfig) -> Result<Engine, E>,
+) -> anyhow::Result<Loaded>
+where
+    E: std::error::Error + Send + Sync + 'static,
+{
     if let Device::Cuda(ordinal) = args.device {
         bail!("--device cuda:{ordinal}: this build has no CUDA engine; use --device cpu");
     }
     let (checkpoint, tokenizer, name) = open(args)?;
     let config = config(args, &checkpoint.config)?;
-    let engine = Engine::on_cpu(&checkpoint, config)?;
+    let engine = start(&checkpoint, config)?;
     tracing::info!(
         model = name,
         layers = checkpoint.config.num_hidden_layers,
@@ -75,10 +89,11 @@ pub fn build(args: &ModelArgs) -> anyhow::Result<Loaded> {
         max_num_seqs = config.max_num_seqs,
         "every step is proved free of hazards; the engine runs on the CPU"
     );
-    // The built-in model is trained to be exact, and for answers without reasoning.
-    let sampled = SamplingParams { temperature: 1.0, ..SamplingParams::default() };
-    let sampling = if args.model.is_some() { sampled } else { SamplingParams::default() };
-    Loaded::new(Arc::new(engine), &tokenizer, name, Defaults { thinking: false, sampling }, args)
+    // The built-in model is trained to be exact, and for answers without reasoning; DeepSeek's own API thinks by default.
+    let thinking = args.model.is_some();
+    let temperature = if thinking { 1.0 } else { 0.0 };
+    let sampling = SamplingParams { temperature, ..SamplingParams::default() };
+    Loaded::new(Arc::new(engine), &tokenizer, name, Defaults { thinking, sampling }, args)
 }
 
 /// The checkpoint, the bytes of its tokenizer and what it is called.
@@ -88,9 +103,6 @@ fn open(args: &ModelArgs) -> anyhow::Result<(Checkpoint, Cow<'static, [u8]>, Str
         return Ok((checkpoint, built_in::TOKENIZER.into(), "flashlane-tiny".to_owned()));
     };
     let checkpoint = Checkpoint::open(dir)?;
-    for line in &checkpoint.skipped {
-        tracing::info!("{line}");
-    }
     let path = dir.join("tokenizer.json");
     let tokenizer = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
     let whole = dir.canonicalize().unwrap_or_else(|_| dir.clone());

@@ -9,6 +9,9 @@
 //! | [`http`] | connections, routes, streams, shutdown |
 //! | [`tasks`] | the generator of the built-in model's tasks |
 //! | [`verify`] | the proof of a model's steps |
+//! | [`sessions`] | tasks played against a model, and judged |
+//! | [`stress`], [`eval`] | sessions that must not break, answers that must be right |
+//! | [`interval`] | what a count says about a rate |
 //! | [`cli`], [`commands`], [`report`], [`terminal`] | the command line |
 //! | [`engine`] | flags to a running engine |
 //!
@@ -20,11 +23,15 @@ pub mod cli;
 pub mod commands;
 pub mod dsml;
 pub mod engine;
+pub mod eval;
 pub mod generation;
 pub mod http;
 mod ids;
+pub mod interval;
 pub mod openai;
 pub mod report;
+pub mod sessions;
+pub mod stress;
 pub mod tasks;
 pub mod terminal;
 pub mod verify;

@@ -13,9 +13,11 @@ mod local;
 mod logprobs;
 mod request;
 mod scheduler;
+mod simulated;
 
 pub use api::*;
 pub use bucket::{DECODE_BUCKETS, DRIVE, Prepared, Unprovable, prepare, prove_steps};
 pub use device::{Device, HostDevice};
 pub use handle::{Engine, EngineConfig, StartError};
 pub use local::LocalError;
+pub use simulated::{Row, RowLog, Simulation, SimulationError};

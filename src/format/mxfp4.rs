@@ -9,12 +9,15 @@ pub const BLOCK: usize = 32;
 #[inline(always)]
 pub fn decode_into(codes: &[u8], scales: &[u8], out: &mut [f32]) {
     debug_assert_eq!((codes.len() * 2, scales.len() * BLOCK), (out.len(), out.len()));
-    let blocks = codes.chunks_exact(BLOCK / 2).zip(scales).zip(out.chunks_exact_mut(BLOCK));
+    let blocks =
+        codes.as_chunks::<8>().0.chunks_exact(2).zip(scales).zip(out.as_chunks_mut().0.chunks_exact_mut(2));
     for ((codes, scale), out) in blocks {
         let scale = ue8m0::decode(*scale);
-        e2m1::decode_into(codes, out);
-        for o in out {
-            *o *= scale;
+        for (codes, out) in codes.iter().zip(out) {
+            let (codes, out): (_, &mut [f32; 16]) = (e2m1::unpack_16(codes), out);
+            for i in 0..16 {
+                out[i] = e2m1::decode(codes[i]) * scale;
+            }
         }
     }
 }

@@ -23,12 +23,12 @@ pub struct Quantized {
 #[inline(always)]
 pub fn decode_into(codes: &[u8], scales: &[u8], scale2: f32, out: &mut [f32]) {
     debug_assert_eq!((codes.len() * 2, scales.len() * BLOCK), (out.len(), out.len()));
-    let blocks = codes.chunks_exact(BLOCK / 2).zip(scales).zip(out.chunks_exact_mut(BLOCK));
+    let blocks = codes.as_chunks().0.iter().zip(scales).zip(out.as_chunks_mut::<BLOCK>().0);
     for ((codes, scale), out) in blocks {
         let scale = e4m3::decode(*scale);
-        e2m1::decode_into(codes, out);
-        for o in out {
-            *o = (*o * scale) * scale2;
+        let codes = e2m1::unpack_16(codes);
+        for i in 0..BLOCK {
+            out[i] = (e2m1::decode(codes[i]) * scale) * scale2;
         }
     }
 }

@@ -125,13 +125,14 @@ fn a_picture_of_a_mutant_has_a_red_edge_and_one_of_a_proved_step_has_none() {
 #[test]
 fn wrong_usage_is_neither_proved_nor_hazard() {
     let missing = Path::new("no").join("such").join("directory");
+    let picture = missing.join("a.svg");
     let cases: [&[&str]; 7] = [
         &["--flash", "--pro"],
         &["--batch", "0"],
         &["--max-positions", "1000000000"],
         &["--mutant", "no-such-bug"],
         &["--model", missing.to_str().unwrap()],
-        &["--svg", missing.join("a.svg").to_str().unwrap()],
+        &["--svg", picture.to_str().unwrap()],
         &["--list-mutants", "--mutant", "dropped-join"],
     ];
     for args in cases {

@@ -1,0 +1,127 @@
+//! Plays sessions, several at once.
+
+use std::time::Duration;
+
+use futures::StreamExt;
+use serde_json::Value;
+
+use super::answer::Answer;
+use super::judge::{Class, Faults, Judged, judge};
+use super::local::Local;
+use super::remote::Remote;
+use super::script::Script;
+
+/// Whom a session talks to.
+#[derive(Clone, Debug)]
+pub enum Model {
+    Local(Local),
+    Remote(Remote),
+}
+
+/// What every session is held to.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Of one answer.
+    pub max_tokens: usize,
+    /// For one answer.
+    pub timeout: Duration,
+    /// Sessions at once.
+    pub concurrency: usize,
+}
+
+/// What became of a session.
+#[derive(Clone, Debug)]
+pub struct Session {
+    pub index: u64,
+    pub class: Class,
+    pub faults: Faults,
+    /// In order of the script's turns; a failed one is missing.
+    pub answers: Vec<Answer>,
+    /// Why the last one is missing.
+    pub error: Option<String>,
+    /// It came too late.
+    pub late: bool,
+}
+
+impl Session {
+    /// Everything was said as the oracle says it.
+    pub fn right(&self) -> bool {
+        self.class == Class::Done && !self.faults.any()
+    }
+
+    /// The form was broken, whatever the values.
+    pub fn frame_error(&self) -> bool {
+        self.class.corrupt()
+            || self.faults.stray
+            || self.answers.iter().any(|answer| answer.finish == "length")
+    }
+}
+
+/// The number of a request; turns are far fewer than 256.
+pub fn number(session: u64, turn: usize) -> u64 {
+    session << 8 | turn as u64
+}
+
+impl Model {
+    async fn ask(&self, body: Value, number: u64) -> Result<Answer, String> {
+        match self {
+            Self::Local(local) => local.ask(&body, number).await,
+            Self::Remote(remote) => remote.ask(body).await,
+        }
+    }
+}
+
+/// Plays one session to its end.
+pub async fn play(model: &Model, script: &Script, limits: Limits) -> Session {
+    let mut session = Session {
+        index: script.index,
+        class: Class::MaxRounds,
+        faults: Faults::default(),
+        answers: Vec::new(),
+        error: None,
+        late: false,
+    };
+    for (turn, expected) in script.turns.iter().enumerate() {
+        let mut body = script.request(turn, &session.answers);
+        for (field, value) in
+            [("model", Value::from("")), ("max_tokens", limits.max_tokens.into()), ("temperature", 0.into())]
+        {
+            body.insert(field.into(), value);
+        }
+        let ask = model.ask(body.into(), number(script.index, turn));
+        let answer = tokio::time::timeout(limits.timeout, ask).await;
+        let late = answer.is_err();
+        let answer =
+            answer.unwrap_or_else(|_| Err(format!("no answer within {} s", limits.timeout.as_secs())));
+        let answer = match answer {
+            Ok(answer) => answer,
+            Err(error) => return Session { class: Class::Error, error: Some(error), late, ..session },
+        };
+        let Judged { class, faults } = judge(&answer, expected);
+        session.faults |= faults;
+        session.answers.push(answer);
+        if let Some(class) = class {
+            session.class = class;
+            return session;
+        }
+    }
+    session
+}
+
+/// Plays all sessions, and returns them in the scripts' order.
+pub async fn play_all(
+    model: &Model,
+    scripts: &[Script],
+    limits: Limits,
+    mut tick: impl FnMut(&Session),
+) -> Vec<Session> {
+    let sessions = futures::stream::iter(scripts).map(|script| play(model, script, limits));
+    let mut sessions = sessions.buffer_unordered(limits.concurrency.max(1));
+    let mut all = Vec::with_capacity(scripts.len());
+    while let Some(session) = sessions.next().await {
+        tick(&session);
+        all.push(session);
+    }
+    all.sort_by_key(|session| session.index);
+    all
+}

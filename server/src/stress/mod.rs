@@ -1,0 +1,253 @@
+//! `flashlane stress`: many agentic sessions at once, and what comes back broken.
+//!
+//! In process every token is compared with the same session run alone, which a step that is free of races must reproduce
+//! bit by bit; over HTTP only the answers can be judged. With a mutant it shows what the proof is there to prevent.
+
+mod compare;
+mod report;
+
+use std::io::{self, Write};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail, ensure};
+use clap::{Args, ValueEnum};
+use flashlane::cpu::any_order;
+use flashlane::engine::{Engine, RowLog, Simulation};
+use flashlane::step::Mutant;
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::cli::ModelArgs;
+use crate::engine;
+use crate::sessions::{Limits, Local, Model, Remote, Script, Session, play_all};
+use crate::tasks::items::{Kind, Shape};
+use crate::tasks::lexicon::Lexicon;
+pub use compare::{Against, Comparison, Place, compare};
+pub use report::Report;
+
+/// Rows of the largest step that is worth building.
+const MAX_ROWS: usize = 64;
+
+#[derive(Args, Clone, Debug)]
+pub struct StressArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Sessions to run
+    #[arg(long, value_name = "N", default_value_t = 40)]
+    pub sessions: usize,
+    /// Boxes that a session opens, a tool call each
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub rounds: usize,
+    /// Tokens of facts and filler in the system prompt
+    #[arg(long, value_name = "TOKENS", default_value_t = 300)]
+    pub ctx: usize,
+    /// Longest answer
+    #[arg(long, value_name = "TOKENS", default_value_t = 1800)]
+    pub max_tokens: usize,
+    /// Sessions at once; in process, up to 64 of them share a step whatever --max-num-seqs says
+    #[arg(long, value_name = "N", default_value_t = 40)]
+    pub concurrency: usize,
+    /// Seconds that one answer may take
+    #[arg(long, value_name = "SECONDS", default_value_t = 240)]
+    pub timeout: u64,
+    /// Name of the run in its report
+    #[arg(long, value_name = "NAME", default_value = "stress")]
+    pub tag: String,
+    /// Of the sessions; a session depends on the seed and its number alone
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+    /// Server to ask instead of an engine in this process: http://HOST:PORT
+    #[arg(long, value_name = "URL")]
+    pub url: Option<String>,
+    /// Name of the model at --url
+    #[arg(long, value_name = "NAME", default_value = "flashlane-tiny")]
+    pub model_name: String,
+    /// Key for --url
+    #[arg(long, env = "FLASHLANE_STRESS_API_KEY", value_name = "KEY", hide_env_values = true)]
+    pub api_key: Option<String>,
+    /// With --url: exit 1 if a larger share of the sessions is corrupt
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0)]
+    pub max_rate: f64,
+    /// Puts a known bug into the steps, which are then refused; `verify --list-mutants` has the names
+    #[arg(long, value_name = "SLUG", conflicts_with_all = ["unsafe_run_mutant", "url"])]
+    pub mutant: Option<Mutant>,
+    /// Runs the steps with a known bug in them, unproved, in the race simulator
+    #[arg(long, value_name = "SLUG", conflicts_with = "url")]
+    pub unsafe_run_mutant: Option<Mutant>,
+    /// Order of a step's nodes in the race simulator [default: the executor that serves; any for a mutant]
+    #[arg(long, value_enum, conflicts_with = "url")]
+    pub order: Option<Order>,
+    /// Of the orders; each step draws another. With --concurrency 1 the run repeats bit by bit
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub order_seed: u64,
+    /// The report as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Order {
+    /// One node after another, as appended
+    Serial,
+    /// Random orders that the edges allow
+    Any,
+    /// The same with some nodes held back as long as the edges allow
+    Worst,
+}
+
+impl From<Order> for any_order::Order {
+    fn from(order: Order) -> Self {
+        match order {
+            Order::Serial => Self::Serial,
+            Order::Any => Self::Any,
+            Order::Worst => Self::Worst,
+        }
+    }
+}
+
+impl StressArgs {
+    fn check(&self) -> Result<()> {
+        for (flag, value) in [
+            ("--sessions", self.sessions),
+            ("--rounds", self.rounds),
+            ("--max-tokens", self.max_tokens),
+            ("--concurrency", self.concurrency),
+        ] {
+            ensure!(value > 0, "{flag} must be at least 1");
+        }
+        ensure!(self.rounds <= 64, "--rounds must be at most 64, found {}", self.rounds);
+        ensure!(self.ctx <= 65_536, "--ctx must be at most 65536, found {}", self.ctx);
+        if self.url.is_none() && self.max_rate != 0.0 {
+            bail!("--max-rate is for --url; in process any token that differs fails the run");
+        }
+        Ok(())
+    }
+
+    pub(crate) fn limits(&self) -> Limits {
+        let timeout = Duration::from_secs(self.timeout);
+        Limits { max_tokens: self.max_tokens, timeout, concurrency: self.concurrency }
+    }
+
+    /// The order in effect.
+    pub(crate) fn order(&self) -> Option<Order> {
+        self.order.or(self.mutant.or(self.unsafe_run_mutant).map(|_| Order::Any))
+    }
+
+    fn scripts(&self) -> Result<Vec<Script>> {
+        let lexicon = Lexicon::load()?;
+        let shape = Shape { kind: Kind::Walk, ctx: self.ctx, rounds: self.rounds, thinking: false };
+        (0..self.sessions as u64).map(|index| Script::new(&lexicon, shape, self.seed, index)).collect()
+    }
+}
+
+/// Runs the sessions and prints the report.
+///
+/// # Errors
+/// As [`run`], and when the run has not passed: that is what ends the process with 1.
+pub fn command(args: &StressArgs) -> Result<()> {
+    let report = run(args)?;
+    let mut out = io::stdout().lock();
+    if args.json {
+        serde_json::to_writer_pretty(&mut out, &report)?;
+        writeln!(out)?;
+    } else {
+        report.write(&mut out)?;
+    }
+    report.failure().map_or(Ok(()), |failure| bail!(failure))
+}
+
+/// Runs the sessions and reports on them.
+///
+/// # Errors
+/// The model cannot be had, or a flag makes no sense; sessions that fail are part of the report.
+pub fn run(args: &StressArgs) -> Result<Report> {
+    args.check()?;
+    let scripts = args.scripts()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    match &args.url {
+        Some(url) => {
+            let remote = Remote::new(url, args.model_name.clone(), args.api_key.clone())?;
+            let started = Instant::now();
+            let sessions =
+                runtime.block_on(sessions(&Model::Remote(remote), &scripts, args.limits(), "at the URL"));
+            Ok(Report::new(args, &scripts, sessions, None, started.elapsed()))
+        }
+        None => in_process(args, &scripts, &runtime),
+    }
+}
+
+fn in_process(args: &StressArgs, scripts: &[Script], runtime: &tokio::runtime::Runtime) -> Result<Report> {
+    let together = sized(args, scripts, args.concurrency);
+    let simulation = Simulation {
+        order: args.order().map(Into::into),
+        seed: args.order_seed,
+        mutant: args.mutant.or(args.unsafe_run_mutant),
+        unproved: args.unsafe_run_mutant.is_some(),
+        rows: RowLog::default(),
+    };
+    if let Some(mutant) = args.mutant {
+        return match engine::build_with(&together, |checkpoint, config| {
+            Engine::simulated(checkpoint, config, simulation)
+        }) {
+            Err(why) => Err(why.context(format!(
+                "a step that is not proved corrupts answers from time to time, so no engine starts on it; \
+                 --unsafe-run-mutant {} runs it in the race simulator, to see that",
+                mutant.slug()
+            ))),
+            Ok(_) => bail!("{} was not refused", mutant.slug()),
+        };
+    }
+    let rows = simulation.rows.clone();
+    let started = Instant::now();
+    let company = {
+        let loaded = engine::build_with(&together, |checkpoint, config| {
+            Engine::simulated(checkpoint, config, simulation)
+        })?;
+        let model = Model::Local(Local::new(&loaded));
+        runtime.block_on(sessions(&model, scripts, args.limits(), "together"))
+    };
+    let wall = started.elapsed();
+    let loaded = engine::build(&sized(args, scripts, 1))?;
+    let model = Model::Local(Local::new(&loaded));
+    let patient =
+        Limits { concurrency: 1, timeout: Duration::from_secs(u64::from(u32::MAX)), ..args.limits() };
+    let alone = runtime.block_on(sessions(&model, scripts, patient, "alone"));
+    let comparison = compare(scripts, &company, &alone, &rows);
+    Ok(Report::new(args, scripts, company, Some(comparison), wall))
+}
+
+/// The engine's sizes: `rows` at once, and sequences no longer than these sessions need.
+fn sized(args: &StressArgs, scripts: &[Script], rows: usize) -> ModelArgs {
+    let longest = scripts.iter().filter_map(|script| script.turns.last()).map(|turn| turn.start).max();
+    // A model that errs may say more than the script does.
+    let len = (longest.unwrap_or(0) + 256 + args.max_tokens).next_multiple_of(256);
+    ModelArgs {
+        max_num_seqs: rows.min(MAX_ROWS),
+        max_num_queued_requests: args.model.max_num_queued_requests.max(args.concurrency),
+        max_model_len: args.model.max_model_len.or(Some(len)),
+        ..args.model.clone()
+    }
+}
+
+async fn sessions(model: &Model, scripts: &[Script], limits: Limits, what: &'static str) -> Vec<Session> {
+    let bar = bar(scripts.len(), what);
+    let mut corrupt = 0;
+    let sessions = play_all(model, scripts, limits, |session| {
+        corrupt += usize::from(session.class.corrupt());
+        bar.inc(1);
+        bar.set_message(format!("{corrupt} corrupt"));
+    });
+    let sessions = sessions.await;
+    bar.finish_and_clear();
+    sessions
+}
+
+/// A bar on a terminal, nothing elsewhere.
+pub(crate) fn bar(length: usize, what: &'static str) -> Arc<ProgressBar> {
+    let bar = ProgressBar::new(length as u64).with_prefix(what);
+    let style = ProgressStyle::with_template("{prefix} {pos}/{len} {wide_bar} {elapsed} {eta} {msg}");
+    let bar = style.map_or_else(|_| bar.clone(), |style| bar.clone().with_style(style));
+    bar.enable_steady_tick(Duration::from_millis(200));
+    Arc::new(bar)
+}
