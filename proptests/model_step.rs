@@ -5,6 +5,7 @@ use std::time::Instant;
 use flashlane::checkpoint::ModelConfig;
 use flashlane::checkpoint::presets::flash;
 use flashlane::checkpoint::synthetic::tiny_config;
+use flashlane::engine::{Unprovable, prepare, prove_steps};
 use flashlane::format::index_row::IndexFormat;
 use flashlane::format::kv_row::KvFormat;
 use flashlane::model::{CacheLayout, CacheSize, ModelStep, ModelWeights, StepShape, build_step};
@@ -157,6 +158,19 @@ fn the_loop_is_proved_for_every_pair_of_buckets_and_each_way_to_break_it_is_foun
         let hazards = prove_loop(&replays, drive).unwrap_err();
         assert!(hazards.iter().any(|h| h.to_string().contains(what)), "{drive:?}: {}", hazards[0]);
     }
+}
+
+#[test]
+fn an_engine_does_not_start_on_steps_that_corrupt_one_another() {
+    let numerics = numerics(IndexFormat::Bf16);
+    let (weights, _) = ModelWeights::new(&tiny_config(), 1024);
+    let layout = CacheLayout::new(&weights, numerics, SIZE);
+    let mut steps = [StepShape::decode(2, 1024), StepShape::prefill(1024)]
+        .map(|shape| prepare(&weights, &layout, numerics, shape).unwrap());
+    assert!(prove_steps(&steps).unwrap().pairs > 1000);
+    steps[1].plan.offsets.iter_mut().flatten().for_each(|offset| *offset = 0);
+    let refused = prove_steps(&steps).unwrap_err();
+    assert!(matches!(refused, Unprovable::Loop(_)) && refused.to_string().contains("(prefill)"), "{refused}");
 }
 
 #[test]

@@ -1,8 +1,10 @@
 //! Pictures of a step: SVG for people, DOT for other tools.
 //!
 //! The SVG has lanes as columns and time downward, joins as lines between columns, and beside them the arena: each transient a
-//! bar over its bytes, from its first use to its last. What a hazard touches is red. Layers that repeat are drawn once.
+//! bar over its bytes, from its first use to its last. What a hazard touches is red, and the first hazard is told in words.
+//! Layers that repeat are drawn once; lanes that are never alive together share a column.
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
@@ -12,11 +14,11 @@ use super::plan::Plan;
 use crate::ops::BufferId;
 
 const ROW: usize = 26;
-const COLUMN: usize = 170;
-const BOX: usize = 150;
-const ARENA: usize = 460;
-const TOP: usize = 64;
-const LEFT: usize = 120;
+const COLUMN: usize = 150;
+const BOX: usize = 126;
+const ARENA: usize = 400;
+const TOP: usize = 92;
+const LEFT: usize = 100;
 
 /// The graph in DOT: a cluster for each lane, programmatic edges dashed, hazards as red lines without arrowheads.
 #[must_use]
@@ -51,6 +53,7 @@ pub fn svg(graph: &Graph, plan: &Plan, hazards: &[Hazard]) -> String {
          viewBox=\"0 0 {width} {height}\" font-family=\"monospace\" font-size=\"11\">\n\
          <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
     );
+    caption(&mut text, hazards);
     picture.headings(&mut text, plan);
     picture.bars(&mut text, plan, hazards);
     picture.edges(&mut text);
@@ -67,8 +70,8 @@ fn pair(hazard: &Hazard) -> Option<(NodeId, NodeId)> {
 /// What is drawn, and where.
 struct Picture<'a> {
     graph: &'a Graph,
-    /// Names of lanes by column.
-    columns: Vec<&'a str>,
+    /// Column of each lane, by name.
+    columns: BTreeMap<&'a str, usize>,
     /// Row of each node; `None` if its layer is folded.
     row: Vec<Option<usize>>,
     /// First row, name, and how many layers like it are folded into it.
@@ -80,7 +83,7 @@ impl<'a> Picture<'a> {
     fn new(graph: &'a Graph, hazards: &[Hazard]) -> Self {
         let mut picture = Self {
             graph,
-            columns: Vec::new(),
+            columns: BTreeMap::new(),
             row: vec![None; graph.nodes.len()],
             scopes: Vec::new(),
             rows: 0,
@@ -89,6 +92,7 @@ impl<'a> Picture<'a> {
             let is = |id: NodeId| id.0 as usize == at;
             hazards.iter().any(|h| is(h.first.node) || h.second.as_ref().is_some_and(|p| is(p.node)))
         };
+        let mut together = Vec::new();
         let mut known: BTreeMap<Vec<(&str, &str)>, usize> = BTreeMap::new();
         for scope in scopes(graph) {
             let shape = scope.clone().map(|at| (graph.nodes[at].op.name(), picture.lane(at))).collect();
@@ -100,17 +104,33 @@ impl<'a> Picture<'a> {
             }
             known.entry(shape).or_insert(picture.scopes.len());
             picture.scopes.push((picture.rows, &graph.nodes[scope.start].scope, 0));
+            together.extend(picture.forks(scope.clone()));
             for at in scope {
-                let lane = picture.lane(at);
-                if !picture.columns.contains(&lane) {
-                    picture.columns.push(lane);
-                }
                 picture.row[at] = Some(picture.rows);
                 picture.rows += 1;
             }
         }
-        picture.columns.sort_unstable();
+        picture.columns = columns(&together);
         picture
+    }
+
+    /// Lanes of a layer that may be alive together: those that come between two nodes of an outermost lane, in order, after
+    /// it.
+    fn forks(&self, scope: std::ops::Range<usize>) -> Vec<Vec<&'a str>> {
+        let mut forks: Vec<Vec<&str>> = Vec::new();
+        for at in scope {
+            let (lane, outermost) =
+                (self.lane(at), self.graph.lanes[self.graph.nodes[at].lane.0 as usize].parent.is_none());
+            match forks.last_mut() {
+                Some(fork) if !outermost => {
+                    if !fork.contains(&lane) {
+                        fork.push(lane);
+                    }
+                }
+                _ => forks.push(vec![lane]),
+            }
+        }
+        forks
     }
 
     fn lane(&self, node: usize) -> &'a str {
@@ -118,32 +138,36 @@ impl<'a> Picture<'a> {
     }
 
     fn arena_left(&self) -> usize {
-        LEFT + COLUMN * self.columns.len() + 24
+        LEFT + COLUMN * (self.columns.values().max().map_or(0, |last| last + 1)) + 24
     }
 
     /// The middle of a node's box.
     fn at(&self, node: NodeId) -> Option<(usize, usize)> {
         let row = self.row[node.0 as usize]?;
-        let lane = self.lane(node.0 as usize);
-        let column = self.columns.iter().position(|c| *c == lane)?;
+        let column = self.columns.get(self.lane(node.0 as usize))?;
         Some((LEFT + column * COLUMN + BOX / 2, TOP + row * ROW + ROW / 2))
     }
 
     fn headings(&self, text: &mut String, plan: &Plan) {
-        for (column, name) in self.columns.iter().enumerate() {
-            let x = LEFT + column * COLUMN;
-            let _ = writeln!(text, "<text x=\"{x}\" y=\"40\" font-weight=\"bold\">{}</text>", escaped(name));
+        let mut lines = vec![0; self.columns.len()];
+        for (name, &column) in &self.columns {
+            let (x, y) = (LEFT + column * COLUMN, 56 + 14 * lines[column]);
+            lines[column] += 1;
+            let _ = writeln!(text, "<text x=\"{x}\" y=\"{y}\" font-weight=\"bold\">{}</text>", escaped(name));
         }
         let x = self.arena_left();
         let arena = format!("arena, {} bytes", plan.arena_bytes);
-        let _ = writeln!(text, "<text x=\"{x}\" y=\"40\" font-weight=\"bold\">{arena}</text>");
+        let _ = writeln!(text, "<text x=\"{x}\" y=\"56\" font-weight=\"bold\">{arena}</text>");
         for &(row, name, folded) in &self.scopes {
             let y = TOP + row * ROW;
             let right = self.arena_left() + ARENA;
-            let more = if folded > 0 { format!(" (+{folded} alike)") } else { String::new() };
             let _ = writeln!(text, "<line x1=\"0\" y1=\"{y}\" x2=\"{right}\" y2=\"{y}\" stroke=\"#ddd\"/>");
-            let name = escaped(name) + &more;
+            let name = escaped(name);
             let _ = writeln!(text, "<text x=\"6\" y=\"{}\" fill=\"#666\">{name}</text>", y + 16);
+            if folded > 0 {
+                let y = y + 30;
+                let _ = writeln!(text, "<text x=\"6\" y=\"{y}\" fill=\"#666\">(+{folded} alike)</text>");
+            }
         }
     }
 
@@ -216,13 +240,50 @@ impl<'a> Picture<'a> {
             let Some((a, b)) = pair(hazard) else { continue };
             let (Some((x1, y1)), Some((x2, y2))) = (self.at(a), self.at(b)) else { continue };
             let title = escaped(&hazard.to_string());
+            let half = BOX / 2;
+            let sideways = if x1 == x2 { 40 } else { (x1.abs_diff(x2) - BOX).min(120) / 2 };
+            // From and to the sides that face each other; within a column, around on its right.
+            let (x1, c1, x2, c2) = match x1.cmp(&x2) {
+                Ordering::Less => (x1 + half, x1 + half + sideways, x2 - half, x2 - half - sideways),
+                Ordering::Greater => (x1 - half, x1 - half - sideways, x2 + half, x2 + half + sideways),
+                Ordering::Equal => (x1 + half, x1 + half + sideways, x2 + half, x2 + half + sideways),
+            };
             let _ = writeln!(
                 text,
-                "<line x1=\"{x1}\" y1=\"{y1}\" x2=\"{x2}\" y2=\"{y2}\" stroke=\"#d00\" stroke-width=\"3\" \
-                 stroke-opacity=\"0.7\"><title>{title}</title></line>"
+                "<path d=\"M{x1} {y1} C{c1} {y1} {c2} {y2} {x2} {y2}\" fill=\"none\" stroke=\"#d00\" \
+                 stroke-width=\"3\" stroke-opacity=\"0.8\"><title>{title}</title></path>"
             );
         }
     }
+}
+
+/// The first hazard in words, its lanes on a line of their own.
+fn caption(text: &mut String, hazards: &[Hazard]) {
+    let words = hazards.first().map(ToString::to_string).unwrap_or_default();
+    let (what, lanes) = words.split_at(words.rfind(" (lanes").unwrap_or(words.len()));
+    for (line, y) in [(what, 18), (lanes.trim(), 33)].into_iter().filter(|(line, _)| !line.is_empty()) {
+        let _ = writeln!(text, "<text x=\"6\" y=\"{y}\" fill=\"#d00\">{}</text>", escaped(line));
+    }
+}
+
+/// A column for each lane, the same in every layer; lanes of different forks may share one.
+fn columns<'a>(forks: &[Vec<&'a str>]) -> BTreeMap<&'a str, usize> {
+    let mut columns = BTreeMap::new();
+    for fork in forks {
+        for (place, name) in fork.iter().copied().enumerate() {
+            let column = columns.entry(name).or_insert(0);
+            *column = place.max(*column);
+        }
+    }
+    let clash = |fork: &Vec<&str>| {
+        let mut taken: Vec<_> = fork.iter().map(|name| columns[name]).collect();
+        taken.sort_unstable();
+        taken.windows(2).any(|w| w[0] == w[1])
+    };
+    if forks.iter().any(clash) {
+        columns.values_mut().zip(0..).for_each(|(column, own)| *column = own);
+    }
+    columns
 }
 
 /// Runs of nodes with one scope, in append order.

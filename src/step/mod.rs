@@ -42,3 +42,8 @@ pub use proof::{Proved, prove};
 pub use purity::{Impure, fingerprint, purity};
 pub use random::Random;
 pub use schedule::{critical_path, largest_peak, random_order, serial, width};
+
+/// Keeps the example of the document compiling and true.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/proof.md")]
+mod document {}

@@ -73,7 +73,7 @@ impl Checked {
         let (case, mutant) = focus(target, &built, mutant)?;
         let mut times = Times { build: start.elapsed(), ..Times::default() };
 
-        let step = prove(&Program::of(&case.graph, &case.plan));
+        let step = prove(&Program::of(&case.graph, &case.plan)).map_err(told);
         times.proof = start.elapsed() - times.build;
         let loops = if step.is_ok() { loops(&case, &others) } else { Vec::new() };
         times.looped = start.elapsed() - times.build - times.proof;
@@ -120,6 +120,16 @@ fn focus(
     let (plan, live) = (mutated.plan, mutated.live);
     let graph = scheduled(target, mutated.graph);
     Ok((Case { name: case.name, graph, plan, live }, Some((mutant, mutated.place))))
+}
+
+/// The hazards that explain most come first: those of one value, then those of nodes close together.
+fn told(mut hazards: Vec<Hazard>) -> Vec<Hazard> {
+    hazards.sort_by_key(|h| {
+        let second = h.second.as_ref();
+        let distance = second.map_or(0, |s| s.node.0.abs_diff(h.first.node.0));
+        (second.is_some_and(|s| s.object != h.first.object), distance)
+    });
+    hazards
 }
 
 fn loops(case: &Case, others: &[Case]) -> Vec<Looped> {

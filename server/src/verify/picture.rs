@@ -12,8 +12,19 @@ pub(super) fn dot(checked: &Checked) -> String {
     step::dot(&checked.case.graph, &drawn(checked))
 }
 
-/// Hazards as the picture of one step can show them: of those between steps, each side by itself.
+/// More would hide the step.
+const DRAWN: usize = 3;
+
+/// The first hazards of one layer as the picture of one step can show them: of those between steps, each side by itself.
 fn drawn(checked: &Checked) -> Vec<Hazard> {
+    let graph = &checked.case.graph;
+    let all = hazards(checked);
+    let scope = |h: &Hazard| &graph.node(h.first.node).scope;
+    let same = |h: &&Hazard| all.first().is_some_and(|first| scope(h) == scope(first));
+    all.iter().filter(same).take(DRAWN).cloned().collect()
+}
+
+fn hazards(checked: &Checked) -> Vec<Hazard> {
     let graph = &checked.case.graph;
     let step = checked.step.as_ref().err().into_iter().flatten().cloned();
     let loops = checked.loops.iter().filter_map(|l| l.result.as_ref().err()).flatten();

@@ -33,7 +33,7 @@ impl Paint {
 pub(super) fn write(report: &Report, out: &mut impl Write, paint: Paint) -> io::Result<()> {
     head(report, out, paint)?;
     for check in &report.checks {
-        let words = words(report, check.check);
+        let words = words(report, check);
         let (colour, verdict) = match check.result {
             Verdict::Passed => (GREEN, "ok".to_owned()),
             Verdict::Failed => (RED, hazards(check)),
@@ -81,32 +81,32 @@ fn head(report: &Report, out: &mut impl Write, paint: Paint) -> io::Result<()> {
     )
 }
 
-/// What a check looked at.
-fn words(report: &Report, check: &str) -> String {
-    let proof = report.proof.as_ref();
-    match check {
-        "order" => proof.map_or_else(
-            || "two accesses to the same bytes, one a write, with no edge between".to_owned(),
-            |p| format!("{} conflicting pairs, each ordered by edges", p.pairs),
-        ),
-        "value" => proof.map_or_else(
-            || "a read that may find another value than its own".to_owned(),
-            |p| format!("{} reads, each of which finds its value", p.reads),
-        ),
-        "loop" => looped(report),
-        "purity" => "built for two requests: is it the same graph?".to_owned(),
-        _ => "every input is read through a view that the step made".to_owned(),
+/// What a check found, or looks for.
+fn words(report: &Report, check: &Check) -> String {
+    let passed = check.result == Verdict::Passed;
+    match (check.check, &report.proof) {
+        ("order", Some(p)) => format!("{} conflicting pairs of accesses, each ordered by edges", p.pairs),
+        ("order", None) if passed => "every conflicting pair of accesses is ordered by edges".to_owned(),
+        ("order", None) => "two accesses to the same bytes, one a write, and no edges between".to_owned(),
+        ("value", Some(p)) => format!("{} reads, each finds its value", p.reads),
+        ("value", None) if passed => "every read finds its value".to_owned(),
+        ("value", None) => "a read finds another value than its own".to_owned(),
+        ("loop", _) => looped(report),
+        ("purity", _) if passed => "built for two requests, it is the same graph".to_owned(),
+        ("purity", _) => "built for two requests, it is not the same graph".to_owned(),
+        (_, _) if passed => "inputs are read only through views that the step made".to_owned(),
+        _ => "an input is read through a view that the step did not make".to_owned(),
     }
 }
 
 fn looped(report: &Report) -> String {
     let Some(first) = report.loops.first() else {
-        return "steps in a row cannot be better than the step".to_owned();
+        return "the step itself is refused".to_owned();
     };
     let pairs: usize = report.loops.iter().filter_map(|l| l.proof.as_ref()).map(|p: &Counts| p.pairs).sum();
     let buckets = report.buckets.len();
     format!(
-        "{} ordered pairs of {buckets} buckets, 1 and 2 steps in flight: {} pairs of accesses",
+        "{} ordered pairs of {buckets} buckets, prefill included, with 1 and with 2 steps in flight: {} pairs",
         first.ordered_pairs_of_buckets,
         count(pairs)
     )
@@ -182,6 +182,6 @@ fn bytes(n: usize) -> String {
 fn count(n: usize) -> String {
     match n {
         0..1_000_000 => n.to_string(),
-        _ => format!("{:.0} million", n as f64 / 1e6),
+        _ => format!("{:.1} million", n as f64 / 1e6),
     }
 }
