@@ -80,6 +80,9 @@ pub struct StressArgs {
     /// Of the orders; each step draws another. With --concurrency 1 the run repeats bit by bit
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub order_seed: u64,
+    /// Share of the steps that draw an order, in percent; the others run as appended
+    #[arg(long, value_name = "PERCENT", default_value_t = 100, value_parser = clap::value_parser!(u8).range(0..=100))]
+    pub order_percent: u8,
     /// The report as JSON
     #[arg(long)]
     pub json: bool,
@@ -181,6 +184,7 @@ fn in_process(args: &StressArgs, scripts: &[Script], runtime: &tokio::runtime::R
     let together = sized(args, scripts, args.concurrency);
     let simulation = Simulation {
         order: args.order().map(Into::into),
+        percent: args.order_percent.into(),
         seed: args.order_seed,
         mutant: args.mutant.or(args.unsafe_run_mutant),
         unproved: args.unsafe_run_mutant.is_some(),
