@@ -4,6 +4,8 @@
 //! random weights in the shape of the built-in model. Weights and contexts are small, so these are measures of arithmetic and
 //! overhead, not of memory bandwidth.
 
+#![allow(clippy::expect_used, reason = "a benchmark that cannot be set up has nothing to measure")]
+
 mod attention;
 mod experts;
 mod linear;

@@ -1,11 +1,12 @@
 //! Pictures of the model's step: well-formed, folded, and red where a hazard is.
 
+use flashlane::checkpoint::presets::flash;
 use flashlane::checkpoint::synthetic::tiny_config;
 use flashlane::format::index_row::IndexFormat;
 use flashlane::model::StepShape;
 use flashlane::step::{Hazard, Mutant, Plan, Program, dot, prove, svg};
 
-use crate::model_step::{flash, step};
+use crate::model_step::step;
 
 /// Every opened element is closed, in order.
 fn well_formed(text: &str) {

@@ -13,14 +13,14 @@ use flashlane::format::kv_row::KvFormat;
 use flashlane::ops::Dtype;
 use flashlane::step::{Numerics, Random};
 
-const SERVED: Numerics =
+pub(crate) const SERVED: Numerics =
     Numerics { activation: Dtype::Bf16, trained: true, kv: KvFormat::Fp8, index: IndexFormat::Bf16 };
 
-fn model() -> Checkpoint {
+pub(crate) fn model() -> Checkpoint {
     synthetic::checkpoint(&synthetic::tiny_config(), 7).unwrap()
 }
 
-fn config(numerics: Numerics, max_num_seqs: usize) -> EngineConfig {
+pub(crate) fn config(numerics: Numerics, max_num_seqs: usize) -> EngineConfig {
     let vocab = synthetic::tiny_config().vocab_size;
     EngineConfig {
         max_model_len: 768,
@@ -37,7 +37,7 @@ fn engine(numerics: Numerics, max_num_seqs: usize) -> Engine {
     Engine::on_cpu(&model(), config(numerics, max_num_seqs)).unwrap()
 }
 
-fn request(seed: u64, prompt: usize, max_tokens: usize) -> GenerateRequest {
+pub(crate) fn request(seed: u64, prompt: usize, max_tokens: usize) -> GenerateRequest {
     let mut random = Random::new(seed);
     let vocab = synthetic::tiny_config().vocab_size as u64;
     let prompt = (0..prompt).map(|_| u32::try_from(random.bits() % vocab).unwrap()).collect();
@@ -47,9 +47,9 @@ fn request(seed: u64, prompt: usize, max_tokens: usize) -> GenerateRequest {
 }
 
 /// Prompt lengths around every border: rows of 4 and 128, the window, prefill blocks.
-const PROMPTS: [usize; 12] = [1, 3, 4, 5, 63, 127, 128, 129, 255, 256, 257, 600];
+pub(crate) const PROMPTS: [usize; 12] = [1, 3, 4, 5, 63, 127, 128, 129, 255, 256, 257, 600];
 
-fn collect(mut handle: RequestHandle) -> (Vec<u32>, Event) {
+pub(crate) fn collect(mut handle: RequestHandle) -> (Vec<u32>, Event) {
     let mut tokens = Vec::new();
     while let Some(event) = handle.events.blocking_recv() {
         match event {

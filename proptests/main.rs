@@ -22,11 +22,19 @@ mod router;
 mod sample;
 mod topk;
 
+#[cfg(feature = "emulator")]
+mod emulator;
+#[cfg(feature = "cuda")]
+mod nvfp4;
+
 mod any_order;
 mod checkpoint;
+mod company;
 mod draw;
 mod engine;
 mod footprint;
+#[cfg(feature = "cuda")]
+mod gpu_engine;
 mod hazards;
 mod inputs;
 mod model;

@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use flashlane::checkpoint::ModelConfig;
+use flashlane::checkpoint::presets::flash;
 use flashlane::checkpoint::synthetic::tiny_config;
 use flashlane::format::index_row::IndexFormat;
 use flashlane::format::kv_row::KvFormat;
@@ -10,10 +11,8 @@ use flashlane::model::{CacheLayout, CacheSize, ModelStep, ModelWeights, StepShap
 use flashlane::ops::Dtype;
 use flashlane::step::{
     Check, Drive, Layout, Mutant, Numerics, Plan, Program, Replay, Rule, critical_path, fingerprint,
-    largest_clique, largest_peak, prove, prove_loop, purity, width,
+    largest_clique, largest_peak, prove, prove_loop, purity, serial, width,
 };
-
-use crate::random_graph::serial;
 
 pub(crate) fn numerics(index: IndexFormat) -> Numerics {
     Numerics { activation: Dtype::Bf16, trained: true, kv: KvFormat::Fp8, index }
@@ -26,29 +25,6 @@ pub(crate) fn step(config: &ModelConfig, index: IndexFormat, shape: StepShape) -
     let numerics = numerics(index);
     let layout = CacheLayout::new(&weights, numerics, SIZE);
     build_step(&weights, &layout, numerics, shape).unwrap()
-}
-
-/// The published shape of DeepSeek-V4-Flash.
-pub(crate) fn flash() -> ModelConfig {
-    let ratios = [vec![0, 0], [4, 128].repeat(20), vec![4]].concat();
-    ModelConfig {
-        hidden_size: 4096,
-        num_hidden_layers: 43,
-        num_attention_heads: 64,
-        q_lora_rank: 1024,
-        o_lora_rank: 1024,
-        o_groups: 8,
-        compress_ratios: ratios,
-        max_position_embeddings: 131_072,
-        index_n_heads: 64,
-        index_topk: 512,
-        n_routed_experts: 256,
-        num_experts_per_tok: 6,
-        moe_intermediate_size: 2048,
-        num_hash_layers: 3,
-        vocab_size: 129_280,
-        ..tiny_config()
-    }
 }
 
 #[test]

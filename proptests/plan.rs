@@ -2,9 +2,9 @@
 
 use std::time::Instant;
 
-use flashlane::step::{EdgeKind, Plan, Program, largest_clique, largest_peak, prove};
+use flashlane::step::{EdgeKind, Plan, Program, largest_clique, largest_peak, prove, serial};
 
-use crate::random_graph::{random_graph, serial};
+use crate::random_graph::random_graph;
 
 #[test]
 fn shared_plans_prove_forked_serial_and_programmatic() {

@@ -156,11 +156,3 @@ impl Maker {
         })
     }
 }
-
-/// The same nodes, each after the one before it.
-pub(crate) fn serial(graph: &Graph) -> Graph {
-    let mut serial = graph.clone();
-    let next = |from: NodeId| Edge { from, to: NodeId(from.0 + 1), kind: EdgeKind::Full };
-    serial.edges = graph.node_ids().take(graph.nodes.len().saturating_sub(1)).map(next).collect();
-    serial
-}

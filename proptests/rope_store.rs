@@ -124,10 +124,13 @@ fn trained_rounding_is_the_same_in_every_pool_format() {
         let read = |found: &crate::support::Found| -> Vec<Vec<f64>> {
             (0..3).map(|t| kv_row(format, PAGE_ROWS, found.bytes(pool), setup.place(t).unwrap())).collect()
         };
-        case.run().all.iter().map(read).collect::<Vec<_>>()
+        case.run().all.iter().map(|found| (found.executor, read(found))).collect::<Vec<_>>()
     });
     assert_eq!(rows[0], rows[1]);
-    assert_eq!(rows[0], rows[2]);
+    // Not every executor has pools in f32.
+    for row in &rows[2] {
+        assert!(rows[0].contains(row), "{}", row.0);
+    }
 }
 
 proptest! {

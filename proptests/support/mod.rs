@@ -6,6 +6,8 @@
 
 mod bounds;
 mod case;
+#[cfg(feature = "cuda")]
+pub(crate) mod cuda;
 mod draw;
 mod judge;
 mod pages;
@@ -19,3 +21,14 @@ pub(crate) use pages::{Book, index_bytes, index_row, kv_bytes, kv_row, rope_tabl
 pub(crate) use run::{Found, Runs};
 
 pub(crate) use flashlane::ops::{Dtype, Value};
+
+/// Runs a case once, with no judging.
+#[cfg(feature = "emulator")]
+pub(crate) fn run_once(
+    executor: &dyn run::Executor,
+    case: &Case,
+    memory: &mut flashlane::step::Memory,
+    resident: &mut flashlane::step::Resident,
+) {
+    executor.run(case, memory, resident).unwrap();
+}

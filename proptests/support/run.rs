@@ -11,6 +11,13 @@ use super::case::{Case, Stored};
 /// Something that runs the node of a case over its memory. A device copies the memory there and back.
 pub(crate) trait Executor {
     fn name(&self) -> &'static str;
+
+    /// False where the executor does not have the case at all (an activation in f32 on a GPU); it is then left out.
+    fn takes(&self, case: &Case) -> bool {
+        let _ = case;
+        true
+    }
+
     fn run(&self, case: &Case, memory: &mut Memory, resident: &mut Resident) -> Result<(), String>;
 }
 
@@ -18,6 +25,8 @@ pub(crate) trait Executor {
 pub(crate) fn executors() -> Vec<Box<dyn Executor>> {
     let mut all: Vec<Box<dyn Executor>> = vec![Box::new(Oracle)];
     all.extend(Simd::available().into_iter().map(|simd| Box::new(Cpu(simd)) as Box<dyn Executor>));
+    #[cfg(feature = "cuda")]
+    all.extend(super::cuda::executors());
     all
 }
 
@@ -107,7 +116,13 @@ impl Case {
     /// Runs every executor under two poisons. What a node was not given to read must not show in what it writes, so the
     /// two results agree; what it was not given to write, guards included, must be as before.
     pub(crate) fn run(&self) -> Runs {
-        Runs { all: executors().iter().map(|e| self.run_on(e.as_ref())).collect() }
+        let all = executors();
+        Runs { all: all.iter().filter(|e| e.takes(self)).map(|e| self.run_on(e.as_ref())).collect() }
+    }
+
+    /// Runs the CPU path with one instruction set, on the threads of `pool`.
+    pub(crate) fn run_on_cpu(&self, simd: Simd, pool: &rayon::ThreadPool) -> Found {
+        pool.install(|| self.run_poisoned(&Cpu(simd), POISONS[0]))
     }
 
     fn run_on(&self, executor: &dyn Executor) -> Found {

@@ -10,6 +10,7 @@ use crate::eval::EvalArgs;
 use crate::http::ServerOptions;
 use crate::stress::StressArgs;
 use crate::tasks::TasksArgs;
+use crate::verify::VerifyArgs;
 
 #[derive(Debug, Parser)]
 #[command(
@@ -33,6 +34,8 @@ pub enum Command {
     Serve(ServeArgs),
     /// Talk to the model in the terminal
     Chat(ChatArgs),
+    /// Prove the model's steps free of hazards, or show where they are not
+    Verify(VerifyArgs),
     /// Say what a checkpoint holds: sizes, formats, layers
     Inspect(InspectArgs),
     /// Convert a checkpoint to quantised weights

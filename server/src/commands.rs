@@ -1,6 +1,7 @@
 //! What each subcommand does.
 
 use std::io::{self, IsTerminal, Write};
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,23 +12,25 @@ use tokio::net::TcpListener;
 
 use crate::cli::{ChatArgs, Cli, Command, Dense, Experts, InspectArgs, LogFormat, QuantizeArgs, ServeArgs};
 use crate::http::{App, serve};
-use crate::{engine, eval, report, stress, tasks, terminal};
+use crate::{engine, eval, report, stress, tasks, terminal, verify};
 
 /// Runs the command of `cli` to its end.
 ///
 /// # Errors
 /// One sentence for the user, with its causes.
-pub fn run(cli: Cli) -> anyhow::Result<()> {
+pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     log(cli.log_format);
     match cli.command {
-        Command::Serve(args) => runtime()?.block_on(serve_http(args)),
-        Command::Chat(args) => chat(&args),
-        Command::Inspect(args) => inspect(&args),
-        Command::Quantize(args) => quantize(&args),
-        Command::Tasks(args) => tasks::run(&args),
-        Command::Stress(args) => stress::command(&args),
-        Command::Eval(args) => eval::command(&args),
+        Command::Serve(args) => runtime()?.block_on(serve_http(args))?,
+        Command::Chat(args) => chat(&args)?,
+        Command::Verify(args) => return verify::run(&args),
+        Command::Inspect(args) => inspect(&args)?,
+        Command::Quantize(args) => quantize(&args)?,
+        Command::Tasks(args) => tasks::run(&args)?,
+        Command::Stress(args) => stress::command(&args)?,
+        Command::Eval(args) => eval::command(&args)?,
     }
+    Ok(ExitCode::SUCCESS)
 }
 
 fn log(format: LogFormat) {

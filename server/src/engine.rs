@@ -48,10 +48,10 @@ impl Loaded {
 }
 
 /// The model that is compiled into the binary.
-mod built_in {
-    pub(super) const CONFIG: &[u8] = include_bytes!("../../models/tiny/config.json");
-    pub(super) const TENSORS: &[u8] = include_bytes!("../../models/tiny/model.safetensors");
-    pub(super) const TOKENIZER: &[u8] = include_bytes!("../../models/tiny/tokenizer.json");
+pub(crate) mod built_in {
+    pub(crate) const CONFIG: &[u8] = include_bytes!("../../models/tiny/config.json");
+    pub(crate) const TENSORS: &[u8] = include_bytes!("../../models/tiny/model.safetensors");
+    pub(crate) const TOKENIZER: &[u8] = include_bytes!("../../models/tiny/tokenizer.json");
 }
 
 /// Longest sequence of a model that allows more, unless the operator asks for it: what a laptop's memory holds.
@@ -62,7 +62,40 @@ const DEFAULT_MODEL_LEN: usize = 8192;
 /// # Errors
 /// A sentence about the checkpoint, the device or the sizes.
 pub fn build(args: &ModelArgs) -> anyhow::Result<Loaded> {
-    build_with(args, Engine::on_cpu)
+    match gpu(args.device)? {
+        #[cfg(feature = "cuda")]
+        Some(gpu) => build_with(args, |checkpoint, config| {
+            Engine::on_gpu(checkpoint, config, gpu, flashlane::cuda::Options::default())
+        }),
+        #[cfg(not(feature = "cuda"))]
+        Some(never) => match never {},
+        None => build_with(args, Engine::on_cpu),
+    }
+}
+
+/// The GPU to run on; `None` is the CPU. `auto` takes the first GPU that this build has kernels for.
+#[cfg(feature = "cuda")]
+fn gpu(device: Device) -> anyhow::Result<Option<Arc<dyn flashlane::cuda::Backend>>> {
+    use flashlane::cuda::{Gpu, device_count, kernels_built};
+    let ordinal = match device {
+        Device::Cpu => return Ok(None),
+        Device::Auto if !kernels_built() || device_count() == 0 => return Ok(None),
+        Device::Auto => 0,
+        Device::Cuda(ordinal) => ordinal as usize,
+    };
+    let gpu = Gpu::open(ordinal).with_context(|| format!("--device cuda:{ordinal}"))?;
+    tracing::info!(device = ordinal, name = gpu.device_name()?, "the engine runs on a GPU");
+    Ok(Some(Arc::new(gpu)))
+}
+
+#[cfg(not(feature = "cuda"))]
+fn gpu(device: Device) -> anyhow::Result<Option<std::convert::Infallible>> {
+    match device {
+        Device::Cuda(ordinal) => bail!(
+            "--device cuda:{ordinal}: this build is without CUDA; run tools/get-cuda.sh and build with --features cuda"
+        ),
+        Device::Auto | Device::Cpu => Ok(None),
+    }
 }
 
 /// As [`build`], with the engine that `start` makes of the checkpoint and sizes.
@@ -76,9 +109,6 @@ pub fn build_with<E>(
 where
     E: std::error::Error + Send + Sync + 'static,
 {
-    if let Device::Cuda(ordinal) = args.device {
-        bail!("--device cuda:{ordinal}: this build has no CUDA engine; use --device cpu");
-    }
     let (checkpoint, tokenizer, name) = open(args)?;
     let config = config(args, &checkpoint.config)?;
     let engine = start(&checkpoint, config)?;
@@ -87,7 +117,7 @@ where
         layers = checkpoint.config.num_hidden_layers,
         max_model_len = config.max_model_len,
         max_num_seqs = config.max_num_seqs,
-        "every step is proved free of hazards; the engine runs on the CPU"
+        "every step is proved free of hazards"
     );
     // The built-in model is trained to be exact, and for answers without reasoning; DeepSeek's own API thinks by default.
     let thinking = args.model.is_some();
@@ -103,9 +133,6 @@ fn open(args: &ModelArgs) -> anyhow::Result<(Checkpoint, Cow<'static, [u8]>, Str
         return Ok((checkpoint, built_in::TOKENIZER.into(), "flashlane-tiny".to_owned()));
     };
     let checkpoint = Checkpoint::open(dir)?;
-    for line in &checkpoint.skipped {
-        tracing::info!("{line}");
-    }
     let path = dir.join("tokenizer.json");
     let tokenizer = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
     let whole = dir.canonicalize().unwrap_or_else(|_| dir.clone());

@@ -11,6 +11,7 @@
 //! | [`sessions`] | tasks played against a model, and judged |
 //! | [`stress`], [`eval`] | sessions that must not break, answers that must be right |
 //! | [`interval`] | what a count says about a rate |
+//! | [`verify`] | the proof of a model's steps |
 //! | [`cli`], [`commands`], [`report`], [`terminal`] | the command line |
 //! | [`engine`] | flags to a running engine |
 //!
@@ -33,3 +34,4 @@ pub mod sessions;
 pub mod stress;
 pub mod tasks;
 pub mod terminal;
+pub mod verify;

@@ -8,7 +8,7 @@ use flashlane_server::commands;
 
 fn main() -> ExitCode {
     match commands::run(Cli::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             eprintln!("flashlane: {error:#}");
             ExitCode::FAILURE

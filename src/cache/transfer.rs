@@ -143,7 +143,8 @@ mod tests {
         let whole = manifest(&mut caches);
         let mut transfer = InProcess::new(layout());
         assert_eq!(transfer.hand_over(&caches, &whole), Ok(()));
-        let parts: [(&str, fn(&mut LayerParts)); 3] = [
+        type Remove = fn(&mut LayerParts);
+        let parts: [(&str, Remove); 3] = [
             ("window rows", |l| l.window = false),
             ("compressed rows and state", |l| l.rows = false),
             ("index keys and state", |l| l.index = false),

@@ -17,6 +17,7 @@ mod inspect;
 mod inventory;
 mod map;
 mod names;
+pub mod presets;
 mod quantize;
 mod resolve;
 mod safetensors;

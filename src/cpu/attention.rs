@@ -8,8 +8,9 @@ use std::ops::Range;
 
 use super::ExecError;
 use super::context::{Context, Rope};
-use super::math::{Strides, exp, exp_scores, matmul, rotate_last, scale, weighted_sum};
+use super::math::{exp, exp_scores, rotate_last, scale};
 use super::pages::{Pages, decode_kv};
+use super::products::{Inputs, Strides, matmul, weighted_sum};
 use super::rows::{Rows, with_buffer, with_scratch};
 use super::simd::Simd;
 use crate::ops::{Attention, Compressed, HEAD_DIM, WINDOW};
@@ -100,17 +101,13 @@ impl Job<'_, '_> {
     fn tokens(&self, first: usize, heads: Range<usize>, out: &mut [f32]) {
         let width = heads.len() * HEAD_DIM;
         let tokens = first..first + out.len() / width;
+        let positions = || tokens.clone().filter_map(|t| self.position(t));
+        let (Some(low), Some(high)) = (positions().min(), positions().max()) else { return out.fill(0.0) };
         let request = first / self.op.tokens.per_request;
-        let positions = tokens.clone().filter_map(|t| self.position(t));
-        let Some((low, high)) = positions.fold(None, |span: Option<(usize, usize)>, p| {
-            Some(span.map_or((p, p), |(low, high)| (low.min(p), high.max(p))))
-        }) else {
-            return out.fill(0.0);
-        };
         with_buffer(|window| {
+            let seen = (low + 1).saturating_sub(WINDOW)..high + 1;
+            let window_rows = self.gather(&self.window, request, seen, window);
             with_buffer(|rows| {
-                let window_rows =
-                    self.gather(&self.window, request, (low + 1).saturating_sub(WINDOW)..high + 1, window);
                 let all_rows = match &self.compressed {
                     Source::All(pages) => {
                         let visible = ((high + 1) / 128).min(pages.paged.max_rows());
@@ -123,23 +120,27 @@ impl Job<'_, '_> {
                         out.fill(0.0);
                         continue;
                     };
-                    let window =
-                        &window[span(&window_rows, (position + 1).saturating_sub(WINDOW)..position + 1)];
-                    let compressed = match &self.compressed {
-                        Source::None => &[][..],
-                        Source::All(_) => &rows[span(&all_rows, 0..(position + 1) / 128)],
-                        Source::Selected { pages, selected, k } => {
-                            let visible =
-                                selected[t * k..(t + 1) * k].iter().filter_map(|&r| usize::try_from(r).ok());
-                            let wanted = visible.filter(|&r| r < (position + 1) / 4);
-                            let found = self.gather(pages, request, wanted, rows);
-                            &rows[..found.len() * HEAD_DIM]
-                        }
-                    };
+                    let seen = (position + 1).saturating_sub(WINDOW)..position + 1;
+                    let window = &window[span(&window_rows, seen)];
+                    let compressed = self.compressed(t, position, &all_rows, rows);
                     self.query(t, position, heads.clone(), [window, compressed], out);
                 }
-            })
+            });
         });
+    }
+
+    /// The compressed rows of token `t`: a part of those that the tile has in `rows`, or its own selection, decoded there.
+    fn compressed<'b>(&self, t: usize, position: usize, all: &[usize], rows: &'b mut Vec<f32>) -> &'b [f32] {
+        match &self.compressed {
+            Source::None => &[],
+            Source::All(_) => &rows[span(all, 0..(position + 1) / 128)],
+            Source::Selected { pages, selected, k } => {
+                let chosen = selected[t * k..(t + 1) * k].iter().filter_map(|&r| usize::try_from(r).ok());
+                let visible = chosen.filter(|&r| r < (position + 1) / 4);
+                let found = self.gather(pages, t / self.op.tokens.per_request, visible, rows);
+                &rows[..found.len() * HEAD_DIM]
+            }
+        }
     }
 
     /// Decodes the wanted rows that exist into `out`; returns which they are.
@@ -198,9 +199,8 @@ impl Job<'_, '_> {
 
     /// Adds a block of rows to the running softmax and to the weighted sums in `out`.
     fn block(&self, q: &[f32], rows: &[f32], running: &mut Running<'_>, out: &mut [f32]) {
-        let heads = q.len() / HEAD_DIM;
         let to = Strides { w: 1, x: BLOCK };
-        matmul(self.simd, rows, q, HEAD_DIM, HEAD_DIM, heads, running.scores, to);
+        matmul(self.simd, rows, Inputs::dense(q, HEAD_DIM), running.scores, to);
         for (h, out) in out.chunks_exact_mut(HEAD_DIM).enumerate() {
             let scores = &mut running.scores[h * BLOCK..][..rows.len() / HEAD_DIM];
             let (max, sum) = exp_scores(self.simd, scores, self.op.scale, running.max[h]);

@@ -8,7 +8,8 @@ use rayon::prelude::*;
 use super::ExecError;
 use super::context::Context;
 use super::linear::WEIGHT_TILE;
-use super::math::{Strides, matmul, round_bf16, swiglu_row};
+use super::math::{round_bf16, swiglu_row};
+use super::products::{Inputs, Strides, matmul};
 use super::rows::{Rows, with_buffer, with_scratch, worth_sharing};
 use super::simd::Simd;
 use super::weights::Numbers;
@@ -85,14 +86,14 @@ fn products(
 }
 
 fn task_products(simd: Simd, weight: Numbers<'_>, rows: usize, task: &Task<'_>, x: &[f32], out: &mut [f32]) {
-    let (depth, count) = (weight.shape().1, task.slots.len());
+    let depth = weight.shape().1;
     let to = Strides { w: 1, x: task.rows.len() };
     with_buffer(|buffer| {
         for first in task.rows.clone().step_by(WEIGHT_TILE) {
             let end = (first + WEIGHT_TILE).min(task.rows.end);
             let at = task.expert * rows;
             let w = weight.decode(simd, at + first..at + end, buffer);
-            matmul(simd, w, x, depth, depth, count, &mut out[first - task.rows.start..], to);
+            matmul(simd, w, Inputs::dense(x, depth), &mut out[first - task.rows.start..], to);
         }
     });
 }

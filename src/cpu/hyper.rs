@@ -2,7 +2,8 @@
 
 use super::ExecError;
 use super::context::Context;
-use super::math::{Strides, dot, exp, matmul, mix_streams, rms_norm, round_bf16, sigmoid};
+use super::math::{exp, mix_streams, rms_norm, round_bf16, sigmoid};
+use super::products::{Inputs, Strides, dot, matmul};
 use super::rows::{Rows, for_chunks, with_scratch};
 use super::simd::Simd;
 use crate::ops::{Dtype, HyperHead, HyperPost, HyperPre};
@@ -25,7 +26,7 @@ impl Mixer<'_> {
     fn logits(&self, t: usize, logits: &mut [f32]) {
         let width = self.n * self.hidden;
         let z = self.streams.load(self.simd, t * width..(t + 1) * width);
-        matmul(self.simd, self.mix, &z, width, width, 1, logits, Strides { w: 1, x: 1 });
+        matmul(self.simd, self.mix, Inputs::dense(&z, width), logits, Strides { w: 1, x: 1 });
         let factor = 1.0 / (dot(self.simd, &z, &z) / width as f32 + self.eps).sqrt();
         logits.iter_mut().for_each(|m| *m *= factor);
     }

@@ -4,8 +4,8 @@
 
 use super::ExecError;
 use super::context::Context;
-use super::math::{Strides, matmul};
 use super::pages::{Pages, decode_keys};
+use super::products::{Inputs, Strides, matmul};
 use super::rows::{for_chunks, with_scratch};
 use super::simd::{Simd, kernel};
 use crate::format::index_row::IndexFormat;
@@ -116,7 +116,7 @@ impl Job<'_> {
     fn score(&self, t: usize, keys: &[f32], q: &[f32], dots: &mut [f32], logits: &mut [f32]) {
         let (heads, stride) = (self.op.heads, logits.len());
         let to = Strides { w: 1, x: stride };
-        matmul(self.simd, keys, q, INDEX_DIM, INDEX_DIM, heads, dots, to);
+        matmul(self.simd, keys, Inputs::dense(q, INDEX_DIM), dots, to);
         let weights = &self.weights[t * heads..(t + 1) * heads];
         combine(self.simd, &dots[..heads * stride], stride, weights, self.op.scale, logits);
     }

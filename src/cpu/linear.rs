@@ -5,7 +5,8 @@
 
 use super::ExecError;
 use super::context::Context;
-use super::math::{Strides, matmul, round_bf16, swiglu_row};
+use super::math::{round_bf16, swiglu_row};
+use super::products::{Inputs, Strides, matmul};
 use super::rows::{RowsMut, for_chunks, with_buffer, with_scratch};
 use super::simd::Simd;
 use super::weights::Numbers;
@@ -41,9 +42,9 @@ pub(super) fn run(op: &Linear, context: &mut Context<'_, '_>) -> Result<(), Exec
     let x = x.load(context.simd, 0..op.rows * op.cols_in);
     let job = Job { op, weight, x: &x, depth, group_rows, simd: context.simd };
     if op.rows >= MANY_ROWS {
-        job.by_rows(out)
+        job.by_rows(out);
     } else {
-        job.by_columns(out)
+        job.by_columns(out);
     }
     Ok(())
 }
@@ -115,9 +116,10 @@ impl Job<'_> {
                 let group = first / self.group_rows;
                 let end = (first + WEIGHT_TILE).min(columns.end).min((group + 1) * self.group_rows);
                 let w = self.weight.decode(self.simd, first..end, buffer);
-                let x = &self.x[rows.start * self.op.cols_in + group * self.depth..];
+                let values = &self.x[rows.start * self.op.cols_in + group * self.depth..];
+                let x = Inputs { values, width: self.depth, stride: self.op.cols_in, count: rows.len() };
                 let out = &mut out[(first - columns.start) * to.w..];
-                matmul(self.simd, w, x, self.depth, self.op.cols_in, rows.len(), out, to);
+                matmul(self.simd, w, x, out, to);
                 first = end;
             }
         });

@@ -5,7 +5,7 @@
 //! order that is a constant of the operation. So a request gets the same tokens alone or in company, on one thread or many,
 //! with AVX-512 or without. Values in memory are bf16 or f32; sums are f32 and rounded once, when stored.
 //!
-//! One file per operation; [`simd`] has the instruction sets, `math` the inner loops, `weights` the packed weights, `serial`
+//! One file per operation; [`simd`] has the instruction sets, `products` and `math` the inner loops, `weights` the packed weights, `serial`
 //! the executor of whole steps. Number formats live in [`crate::format`].
 
 pub mod any_order;
@@ -21,6 +21,7 @@ mod index_store;
 mod linear;
 mod math;
 mod pages;
+mod products;
 mod query;
 mod rmsnorm;
 mod rope_store;

@@ -1,6 +1,6 @@
 //! Sixteen f32 lanes on whatever the processor has, with one reduction order.
 //!
-//! A kernel is written once, over [`Lanes`], and compiled for AVX-512, for AVX2 with FMA, and for neither. All three do the
+//! A kernel is written once, over `Lanes`, and compiled for AVX-512, for AVX2 with FMA, and for neither. All three do the
 //! same operations on the same sixteen lanes (AVX2 keeps them in two registers, the portable form in an array), every
 //! product is added with one rounding, and lanes are summed by one fixed tree. So the instruction set changes the speed of
 //! a sum, never its bits. This is the only file of the CPU path with `unsafe`: calls of functions that need an instruction

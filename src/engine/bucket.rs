@@ -1,7 +1,10 @@
 //! Buckets: the fixed shapes that steps are built for, each proved before it may run.
 
 use crate::model::{CacheLayout, ModelStep, ModelWeights, StepShape, build_step};
-use crate::step::{BuildError, Hazard, Layout, LayoutError, Numerics, Plan, Program, Proved, prove};
+use crate::step::{
+    BuildError, Drive, Hazard, Layout, LayoutError, Numerics, Plan, Program, Proved, Replay, prove,
+    prove_loop,
+};
 
 /// Rows of decode steps; a batch runs in the smallest that holds it.
 pub const DECODE_BUCKETS: [usize; 10] = [1, 2, 4, 8, 12, 16, 24, 32, 48, 64];
@@ -16,6 +19,10 @@ pub struct Prepared {
     pub layout: Layout,
 }
 
+/// How [`Engine`](super::Engine) drives its steps: it writes the inputs of one after it has read the outputs of the last.
+pub const DRIVE: Drive =
+    Drive { ring: 1, ahead: 1, frees_after_step: true, canary_in_order: true, early_settled: false };
+
 /// Why a step may not run.
 #[derive(Debug, thiserror::Error)]
 pub enum Unprovable {
@@ -23,6 +30,8 @@ pub enum Unprovable {
     Build(#[from] BuildError),
     #[error("the step is not free of hazards ({} found): {}", .0.len(), .0.first().map_or_else(String::new, ToString::to_string))]
     Hazards(Vec<Hazard>),
+    #[error("steps in a row are not free of hazards ({} found): {}", .0.len(), .0.first().map_or_else(String::new, ToString::to_string))]
+    Loop(Vec<Hazard>),
     #[error("the step's tables do not fit together: {0}")]
     Layout(#[from] LayoutError),
 }
@@ -42,6 +51,20 @@ pub fn prepare(
     let proved = prove(&Program::of(&step.graph, &plan)).map_err(Unprovable::Hazards)?;
     let layout = Layout::of(&step.graph)?;
     Ok(Prepared { step, plan, proved, layout })
+}
+
+/// Proves the engine's loop over every ordered pair of its steps.
+///
+/// # Errors
+/// [`Unprovable::Loop`].
+pub fn prove_steps(steps: &[Prepared]) -> Result<Proved, Unprovable> {
+    let names: Vec<String> = steps.iter().map(|s| s.step.shape.to_string()).collect();
+    let replays: Vec<Replay<'_>> = steps
+        .iter()
+        .zip(&names)
+        .map(|(s, name)| Replay { name, graph: &s.step.graph, plan: &s.plan, live: &[] })
+        .collect();
+    prove_loop(&replays, DRIVE).map_err(Unprovable::Loop)
 }
 
 /// The decode shapes of an engine with up to `max_rows` requests, ascending.

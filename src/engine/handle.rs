@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use super::api::{EngineError, Generate, GenerateRequest, RequestHandle, Stats};
-use super::bucket::{Prepared, Unprovable, decode_shapes, prepare};
+use super::bucket::{Prepared, Unprovable, decode_shapes, prepare, prove_steps};
 use super::device::Device;
 use super::request::Waiting;
 use super::scheduler::Scheduler;
@@ -62,15 +62,24 @@ impl EngineConfig {
         zero.map_or(Ok(()), |(what, _)| Err(StartError::Zero(what)))
     }
 
-    /// Builds, plans and proves every step: the decode buckets ascending, then prefill.
+    /// The shapes that steps are built for: the decode buckets ascending, then prefill.
+    #[must_use]
+    pub fn shapes(&self) -> Vec<StepShape> {
+        let mut shapes = decode_shapes(self.max_num_seqs, self.max_positions());
+        shapes.push(StepShape::prefill(self.max_positions()));
+        shapes
+    }
+
+    /// Builds, plans and proves every step, and the loop over every ordered pair of them.
     ///
     /// # Errors
     /// [`Unprovable`]: the engine must not start.
     pub fn prepare(&self, weights: &ModelWeights, layout: &CacheLayout) -> Result<Vec<Prepared>, Unprovable> {
-        let positions = self.max_positions();
-        let shapes =
-            decode_shapes(self.max_num_seqs, positions).into_iter().chain([StepShape::prefill(positions)]);
-        shapes.map(|shape| prepare(weights, layout, self.numerics, shape)).collect()
+        let shapes = self.shapes().into_iter();
+        let steps = shapes.map(|shape| prepare(weights, layout, self.numerics, shape));
+        let steps = steps.collect::<Result<Vec<_>, _>>()?;
+        prove_steps(&steps)?;
+        Ok(steps)
     }
 }
 

@@ -16,6 +16,9 @@ pub enum LocalError {
     Unprovable(#[from] Unprovable),
     #[error(transparent)]
     Start(#[from] StartError),
+    #[cfg(feature = "cuda")]
+    #[error(transparent)]
+    Cuda(#[from] crate::cuda::CudaError),
 }
 
 impl Engine {

@@ -7,6 +7,8 @@
 pub mod api;
 mod bucket;
 mod device;
+#[cfg(feature = "cuda")]
+mod gpu;
 mod handle;
 pub mod inputs;
 mod local;
@@ -16,7 +18,7 @@ mod scheduler;
 mod simulated;
 
 pub use api::*;
-pub use bucket::{DECODE_BUCKETS, Prepared, Unprovable, prepare};
+pub use bucket::{DECODE_BUCKETS, DRIVE, Prepared, Unprovable, prepare, prove_steps};
 pub use device::{Device, HostDevice};
 pub use handle::{Engine, EngineConfig, StartError};
 pub use local::LocalError;

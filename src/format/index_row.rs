@@ -116,7 +116,7 @@ impl IndexFormat {
     }
 
     /// Stores a key in its page.
-    #[inline]
+    #[inline(always)]
     pub fn encode_row(self, values: &[f32; DIMS], page: &mut [u8], row: usize, rows_per_page: usize) {
         debug_assert!(row < rows_per_page && page.len() >= self.page_bytes(rows_per_page));
         let (codes, scales) = self.row_ranges(row, rows_per_page);
@@ -126,7 +126,7 @@ impl IndexFormat {
     }
 
     /// Loads a key from its page.
-    #[inline]
+    #[inline(always)]
     pub fn decode_row(self, page: &[u8], row: usize, rows_per_page: usize, out: &mut [f32; DIMS]) {
         debug_assert!(row < rows_per_page && page.len() >= self.page_bytes(rows_per_page));
         let (codes, scales) = self.row_ranges(row, rows_per_page);

@@ -71,7 +71,7 @@ impl KvFormat {
     }
 
     /// Stores a row in its page.
-    #[inline]
+    #[inline(always)]
     pub fn encode_row(self, values: &[f32; DIMS], page: &mut [u8], row: usize, rows_per_page: usize) {
         debug_assert!(row < rows_per_page && page.len() >= self.page_bytes(rows_per_page));
         let (data, scales) = self.row_ranges(row, rows_per_page);
@@ -91,7 +91,7 @@ impl KvFormat {
     }
 
     /// Loads a row from its page.
-    #[inline]
+    #[inline(always)]
     pub fn decode_row(self, page: &[u8], row: usize, rows_per_page: usize, out: &mut [f32; DIMS]) {
         debug_assert!(row < rows_per_page && page.len() >= self.page_bytes(rows_per_page));
         let (data, scales) = self.row_ranges(row, rows_per_page);

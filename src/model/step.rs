@@ -1,5 +1,7 @@
 //! A whole step: embedding, layers, head and sampler, with the places of its inputs and outputs.
 
+use std::fmt;
+
 use super::attention::{Cache, Slots, attention};
 use super::layout::CacheLayout;
 use super::moe::moe;
@@ -34,6 +36,16 @@ impl StepShape {
     #[must_use]
     pub const fn rows(&self) -> usize {
         self.requests * self.per_request
+    }
+}
+
+/// The bucket's name: `decode 32`, `prefill`.
+impl fmt::Display for StepShape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.per_request {
+            1 => write!(f, "decode {}", self.requests),
+            _ => write!(f, "prefill"),
+        }
     }
 }
 

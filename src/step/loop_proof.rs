@@ -9,6 +9,8 @@
 
 use std::ops::Range;
 
+use rayon::prelude::*;
+
 use super::graph::{Class, Graph, NodeId};
 use super::hazard::Hazard;
 use super::plan::Plan;
@@ -54,8 +56,9 @@ impl Default for Drive {
 pub fn prove_loop(buckets: &[Replay<'_>], drive: Drive) -> Result<Proved, Vec<Hazard>> {
     let mut all = Proved::default();
     for a in buckets {
-        for b in buckets {
-            let proved = prove(&unroll(&[*a, *b, *a], drive))?;
+        let row: Vec<_> = buckets.par_iter().map(|b| prove(&unroll(&[*a, *b, *a], drive))).collect();
+        for proved in row {
+            let proved = proved?;
             all.nodes += proved.nodes;
             all.edges += proved.edges;
             all.pairs += proved.pairs;

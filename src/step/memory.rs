@@ -71,6 +71,17 @@ impl Memory {
         bytemuck::cast_slice(&self.host[value.buffer.0 as usize])
     }
 
+    /// An input's or output's bytes; none for buffers that live elsewhere.
+    #[must_use]
+    pub fn host_bytes(&self, buffer: BufferId) -> &[u8] {
+        &self.host[buffer.0 as usize]
+    }
+
+    /// The same, to write.
+    pub fn host_bytes_mut(&mut self, buffer: BufferId) -> &mut [u8] {
+        &mut self.host[buffer.0 as usize]
+    }
+
     /// An input or output as elements, to write.
     pub fn host_mut<E: Pod>(&mut self, value: &Value) -> &mut [E] {
         bytemuck::cast_slice_mut(&mut self.host[value.buffer.0 as usize])

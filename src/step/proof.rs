@@ -131,8 +131,8 @@ impl<'a> Prover<'a> {
             return;
         }
         self.proved.pairs += 1;
-        let (forward, backward) = (self.ordered(a, b), self.ordered(b, a));
-        if !forward && !backward {
+        let forward = self.ordered(a, b);
+        if !forward && !self.ordered(b, a) {
             self.report(Rule::Order, space, a.overlap(b), a, Some(b));
         } else if !same {
             match (a.writes, b.writes, forward) {
@@ -145,13 +145,19 @@ impl<'a> Prover<'a> {
 
     /// `foreign` is a write of another value before `read`: each shared byte must have been written anew in between.
     fn overwritten(&mut self, space: Space, read: &Access<'a>, foreign: &Access<'a>) {
-        let mut lost = vec![read.overlap(foreign)];
-        for writer in &self.writers[read.one.object.0 as usize] {
+        let shared = read.overlap(foreign);
+        let renews = |writer: &&Access<'_>| {
             let written = self.ordered(writer, read) || (writer.node == read.node && self.private(read));
-            if written && self.ordered(foreign, writer) {
-                subtract(&mut lost, &writer.one.range);
-            }
+            written && self.ordered(foreign, writer)
+        };
+        let writers = &self.writers[read.one.object.0 as usize];
+        // Nearly every value has one writer, of all its bytes.
+        let whole = |w: &Access<'_>| w.start <= shared.start && shared.end <= w.end && renews(&w);
+        if writers.first().is_some_and(whole) {
+            return;
         }
+        let mut lost = vec![shared];
+        writers.iter().filter(renews).for_each(|w| subtract(&mut lost, &w.one.range));
         if let Some(range) = lost.into_iter().next() {
             self.report(Rule::Value, space, range, read, Some(foreign));
         }

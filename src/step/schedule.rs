@@ -1,8 +1,16 @@
-//! What a graph allows: random legal orders, the bytes alive in them, the longest path and the widest front.
+//! What a graph allows: its serial form, random legal orders, the bytes alive in them, the longest path and the widest front.
 
-use super::graph::{Class, Graph};
+use super::graph::{Class, Edge, EdgeKind, Graph, NodeId};
 use super::plan::ALIGN;
 use super::random::Random;
+
+/// The graph on one stream: each node after the one appended before it, and nothing else.
+#[must_use]
+pub fn serial(graph: &Graph) -> Graph {
+    let next = |from: NodeId| Edge { from, to: NodeId(from.0 + 1), kind: EdgeKind::Full };
+    let edges = graph.node_ids().take(graph.nodes.len().saturating_sub(1)).map(next).collect();
+    Graph { edges, ..graph.clone() }
+}
 
 /// A legal serial order of the nodes: at each point any node may come next whose predecessors have run.
 #[must_use]

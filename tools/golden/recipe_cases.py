@@ -57,11 +57,6 @@ CONVERSATIONS = [
     conversation(
         "system in the middle",
         [system("A."), user("x"), assistant("y"), system("B."), user("z")],
-        note="The official converter moves every system text to the front; flashlane joins the leading ones and leaves later ones in place.",
-        ours=(
-            "A.\n\nB.<｜User｜>x<｜Assistant｜></think>y<｜end▁of▁sentence｜>",
-            "A.<｜User｜>x<｜Assistant｜></think>y<｜end▁of▁sentence｜>B.",
-        ),
     ),
     conversation("multi-turn", [user("1+1?"), assistant("2"), user("2+2?"), assistant("4"), user("3+3?")]),
     conversation(

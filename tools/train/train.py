@@ -37,7 +37,7 @@ def arguments() -> argparse.Namespace:
     p.add_argument("--out", type=Path, required=True)
     p.add_argument("--seconds", type=float, default=500, help="wall-clock budget of everything")
     p.add_argument("--evaluation", type=float, default=60, help="part of the budget kept for the evaluation")
-    p.add_argument("--stages", default="0:1024:0.12,1:1024:0.13,2:1024:0.40,3:4096:0.35", help="curriculum:length:share of training")
+    p.add_argument("--stages", default="0:1024:0.05,1:1024:0.10,2:1024:0.45,3:4096:0.40", help="curriculum:length:share of training")
     p.add_argument("--tokens", type=int, default=16384, help="tokens per step")
     p.add_argument("--sparse", type=float, default=0.5, help="share of training with dense compressed rows")
     p.add_argument("--decay", type=float, default=0.45, help="share of training over which the rates fall to zero")
@@ -183,7 +183,7 @@ class Trainer:
                 step.feed(*stream.next())
                 stream.close()
                 step.capture(False)
-                if stage == len(self.stages) - 1 and self.args.rounded < 1:
+                if self.args.rounded < 1:
                     step.capture(True)
                 step.bias_step.fill_(BIAS_STEP)
                 self.log.say(f"length {length}: captured, {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB")
@@ -199,17 +199,17 @@ class Trainer:
     def train(self) -> None:
         begin, budget = self.log.elapsed(), self.args.seconds - self.args.evaluation - self.log.elapsed()
         self.log.say(f"training for {budget:.0f} s")
-        share, stage, stream, done, tokens, noted, saved = 0.0, -1, None, 0, 0, 0.0, 0
+        share, stage, done, tokens, noted, saved = 0.0, -1, 0, 0, 0.0, 0
         ends = np.cumsum([f for _, _, f in self.stages]) / sum(f for _, _, f in self.stages)
         streams = [self.stream(i) for i in range(len(self.stages))]
         while share < 1 and not (self.args.steps and done >= self.args.steps):
             if share >= (ends[stage] if stage >= 0 else 0):
                 stage += 1
-                stream, step = streams[stage], self.steps[self.stages[stage][1]]
                 self.log.say(f"stage {self.stages[stage]} at step {done}")
-            shipped = share >= self.args.rounded and True in step.graphs
+            turn = self.turn(stage, done)
+            step, shipped = self.steps[self.stages[turn][1]], share >= self.args.rounded
             self.set_schedule(step, share, done, shipped)
-            step.feed(*stream.next())
+            step.feed(*streams[turn].next())
             out = step.run(shipped)
             done, tokens = done + 1, tokens + self.args.tokens
             if done % 20 == 0:
@@ -224,6 +224,10 @@ class Trainer:
         for each in streams:
             each.close()
         self.save()
+
+    def turn(self, stage: int, done: int) -> int:
+        """The last stage gives every third step to the one before: short contexts must not be forgotten."""
+        return stage - 1 if stage and stage == len(self.stages) - 1 and done % 3 == 0 else stage
 
     def set_schedule(self, step: Step, share: float, done: int, shipped: bool) -> None:
         factor = min(1.0, (done + 1) / 150) * min(1.0, (1 - share) / self.args.decay + 0.01)

@@ -192,7 +192,10 @@ fn calls(calls: &[ToolCall], pieces: &mut Pieces) {
     for (i, call) in calls.iter().enumerate() {
         pieces.text(if i > 0 { "\n" } else { "" });
         invoke_opener(&call.name, pieces);
-        for (key, value) in arguments(&call.arguments) {
+        let arguments = arguments(&call.arguments);
+        // The model was trained on parameters joined by newlines between two newlines, so that none leave a blank line.
+        pieces.text(if arguments.is_empty() { "\n" } else { "" });
+        for (key, value) in arguments {
             let string = value.is_string();
             pieces.markup("<｜DSML｜parameter name=\"").text(&key);
             pieces.text(if string { "\" string=\"true\">" } else { "\" string=\"false\">" });

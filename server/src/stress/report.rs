@@ -85,7 +85,7 @@ impl Report {
             seed: args.seed,
             concurrency: args.concurrency,
             index_k: index_k(args),
-            mutant: args.unsafe_run_mutant.map(|mutant| mutant.slug()),
+            mutant: args.unsafe_run_mutant.map(flashlane::step::Mutant::slug),
             order: args.order(),
             order_seed: args.order_seed,
             order_percent: args.order_percent,

@@ -162,8 +162,8 @@ pub fn walk(
             conv.close();
             break;
         }
-        (fact, named) = next_box(conv, world, rng, plan, fact);
         news(conv, world, rng, plan);
+        (fact, named) = next_box(conv, world, rng, plan, fact);
         conv.close();
     }
     end_walk(conv, world, finish, fact);
@@ -200,13 +200,12 @@ fn next_box(
     (next, conv.len() - 2)
 }
 
-/// Fresh filler and facts behind the news of the next box.
+/// Fresh filler and facts, ahead of the next box's name: that name must be near when the call is written.
 fn news(conv: &mut Conversation<'_>, world: &mut World, rng: &mut Rng, plan: WalkPlan) {
     let budget = rng.usize(plan.filler.0..=plan.filler.1);
     if budget < 12 {
         return;
     }
-    conv.push(&[conv.lexicon.newline], Class::Other);
     let end = conv.len() + budget;
     for _ in 0..rng.usize(0..=(budget / 30).min(3)) {
         world.state_fact(conv, rng, KeyKind::Name);

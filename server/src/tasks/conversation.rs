@@ -125,6 +125,11 @@ impl<'a> Conversation<'a> {
         self.ids.len()
     }
 
+    /// Never: a conversation begins with its BOS.
+    pub fn is_empty(&self) -> bool {
+        self.ids.is_empty()
+    }
+
     pub fn push(&mut self, ids: &[u16], class: Class) {
         self.ids.extend_from_slice(ids);
         self.classes.resize(self.ids.len(), class as u8);

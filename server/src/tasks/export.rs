@@ -108,7 +108,7 @@ fn reply(conv: &Conversation<'_>, num_messages: usize, turn: &Turn) -> Result<Va
     let mut reply = json!({"messages": num_messages, "start": start, "end": start + length + 1});
     match &turn.call {
         Some(call) => {
-            reply["call"] = json!({"name": text(conv, &call.name)?, "arguments": arguments(conv, call)?})
+            reply["call"] = json!({"name": text(conv, &call.name)?, "arguments": arguments(conv, call)?});
         }
         None => reply["content"] = text(conv, &turn.content)?.into(),
     }

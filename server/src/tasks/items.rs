@@ -108,6 +108,9 @@ fn question(conv: &mut Conversation<'_>, world: &mut World, rng: &mut Rng, shape
     turns::user(conv);
     match shape.kind {
         Kind::Walk => {
+            if world.known_name(rng).is_none() {
+                world.state_fact(conv, rng, KeyKind::Name);
+            }
             let plan = WalkPlan { rounds: shape.rounds, filler: (60, 150), follow: 0.25, far: 0.9 };
             calls::walk(conv, world, rng, declared, plan);
         }

@@ -30,6 +30,7 @@ pub struct Profile {
     num_tools: RangeInclusive<usize>,
     /// Chance of a walk for a turn that could be one.
     walk: f32,
+    max_rounds: usize,
 }
 
 /// Stage 0 teaches copying, 1 distance and calls, 2 is the full mix, 3 the same for long sequences.
@@ -41,9 +42,10 @@ pub fn profile(stage: usize) -> Profile {
         section_filler: 0..=120,
         section_turns: 4..=8,
         far: 0.7,
-        with_tools: 0.45,
+        with_tools: 0.55,
         num_tools: 2..=8,
-        walk: 0.14,
+        walk: 0.2,
+        max_rounds: 4,
     };
     match stage {
         0 => Profile {
@@ -72,7 +74,8 @@ pub fn profile(stage: usize) -> Profile {
             density: 18..=70,
             section_filler: 0..=250,
             far: 0.85,
-            walk: 0.12,
+            walk: 0.18,
+            max_rounds: 8,
             ..full
         },
     }
@@ -110,6 +113,9 @@ fn thinking_last<'a>(
     profile: &Profile,
     tokens: usize,
 ) -> Conversation<'a> {
+    if rng.f32() < 0.4 {
+        return lone_thought(lexicon, rng);
+    }
     let end = rng.usize(tokens / 16..tokens.saturating_sub(60).max(tokens / 16 + 1));
     let mut session = Session::start(lexicon, rng, profile, end, false, false);
     while session.conv.len() < end {
@@ -120,8 +126,26 @@ fn thinking_last<'a>(
     }
     session.conv.mode = Mode::Thinking;
     session.new_facts(rng, tokens);
-    session.turn(rng);
+    if rng.f32() < 0.1 {
+        calls::without_tools(&mut session.conv, &mut session.world, rng);
+    } else {
+        session.turn(rng);
+    }
     session.conv
+}
+
+/// A first question in thinking mode, without any context.
+fn lone_thought<'a>(lexicon: &'a Lexicon, rng: &mut Rng) -> Conversation<'a> {
+    let mut conv = Conversation::new(lexicon, Mode::Thinking);
+    let mut world = World::new(rng);
+    turns::user(&mut conv);
+    match rng.usize(0..10) {
+        0..6 => turns::chat(&mut conv, rng),
+        6..8 => turns::fallback(&mut conv, rng),
+        8 => turns::echo(&mut conv, &world, rng),
+        _ => turns::unknown(&mut conv, &mut world, rng),
+    }
+    conv
 }
 
 /// Questions to the model about itself, with or without a plain system prompt.
@@ -241,11 +265,16 @@ impl<'a, 'p> Session<'a, 'p> {
         let (conv, world) = (&mut self.conv, &mut self.world);
         let draw = rng.f32();
         if !self.tools.is_empty() {
-            let plan = WalkPlan { rounds: rng.usize(1..5), filler: (0, 110), follow: 0.3, far: 0.8 };
+            let plan = WalkPlan {
+                rounds: rng.usize(1..=self.profile.max_rounds),
+                filler: (0, 150),
+                follow: 0.3,
+                far: 0.8,
+            };
             if draw < self.profile.walk && calls::walk(conv, world, rng, &self.tools, plan) {
                 return;
             }
-            if rng.f32() < 0.2 && calls::choice(conv, world, rng, &self.tools) {
+            if rng.f32() < 0.25 && calls::choice(conv, world, rng, &self.tools) {
                 return;
             }
         } else if draw < 0.02 {
@@ -263,13 +292,13 @@ impl<'a, 'p> Session<'a, 'p> {
         if draw < 0.13 {
             return turns::echo(conv, world, rng);
         }
-        if draw < 0.17 {
+        if draw < 0.18 {
             return turns::unknown(conv, world, rng);
         }
-        if draw < 0.29 && turns::trail(conv, world, rng) {
+        if draw < 0.30 && turns::trail(conv, world, rng) {
             return;
         }
-        if draw > 0.8 && !self.topic_asked && turns::topic(conv, world, rng) {
+        if draw > 0.75 && !self.topic_asked && turns::topic(conv, world, rng) {
             self.topic_asked = true;
             return;
         }

@@ -87,6 +87,7 @@ fn stated<'t>(prompt: &'t str, key: &str) -> Option<&'t str> {
         format!("the code of {key} is "),
         format!("box {key} has code "),
         format!("\n{key}:"),
+        format!(">{key}:"),
         format!("\n{key}="),
     ];
     let ends = forms.iter().filter_map(|form| prompt.rfind(form.as_str()).map(|at| at + form.len()));

@@ -103,7 +103,7 @@ fn schema(conv: &mut Conversation<'_>, tool: &mut Tool) {
     match tool.purpose {
         Purpose::Open => conv.fill(say::OPENS, &[]),
         Purpose::Finish => conv.fill(say::ENDS, &[]),
-        Purpose::Job(keyword) => conv.fill(say::FOR_JOB, &[&[keyword]]),
+        Purpose::Job(keyword) => conv.fill(say::FOR_JOB, &[&[keyword], &tool.name.spaced]),
     }
     conv.fill(say::SCHEMA_PROPERTIES, &[]);
     for (i, param) in tool.params.iter().enumerate() {

@@ -90,6 +90,8 @@ pub fn words(conv: &Conversation<'_>, rng: &mut Rng) -> Word {
         let pool = [&pools.filler, &pools.nouns, &pools.adjectives, &pools.keywords][rng.usize(0..4)];
         rest.extend(pick(rng, pool));
     }
+    // `and` separates the arguments of a request.
+    rest.retain(|id| !conv.lexicon.template(say::AND)[0].contains(id));
     let with = |id: u16| std::iter::once(id).chain(rest.iter().copied()).collect();
     Word { plain: with(pools.first_adjectives[first]), spaced: with(pools.adjectives[first]) }
 }

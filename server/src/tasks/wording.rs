@@ -47,7 +47,7 @@ pub(super) const WALK_DONE: &str = "ok, done";
 pub(super) const OK: &str = "ok";
 pub(super) const OPENS: &str = "Opens a box with its code.";
 pub(super) const ENDS: &str = "Ends the walk.";
-pub(super) const FOR_JOB: &str = "For{} jobs.";
+pub(super) const FOR_JOB: &str = "For{} jobs use{}.";
 pub(super) const NO_TOOLS: &str = "I have no tools.";
 pub(super) const NO_SUCH_TOOL: &str = "I have no tool for that.";
 

@@ -12,7 +12,7 @@ use super::wording as say;
 /// A fact further back than this is out of the sliding window.
 const FAR: usize = 140;
 /// The topic of a text is asked only after this many topic words.
-const MIN_TOPIC_WORDS: u32 = 40;
+const MIN_TOPIC_WORDS: u32 = 70;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyKind {
@@ -88,7 +88,7 @@ impl World {
             keys: Vec::new(),
             topic_words: [0; 4],
             leading: [first, (first + rng.usize(1..4)) % 4],
-            lead: 0.62 + 0.2 * rng.f32(),
+            lead: 0.56 + 0.2 * rng.f32(),
             secret_len: (4, 8),
             near_ties: 0.15,
         }
@@ -204,22 +204,27 @@ impl World {
         pick(rng, &all)
     }
 
-    /// About `tokens` tokens of sentences whose topic words lean one way.
+    /// About `tokens` tokens of paragraphs. Each keeps to one topic, and one of two topics has more paragraphs than the other: only
+    /// a count over the whole text tells which.
     pub fn filler(&mut self, conv: &mut Conversation<'_>, rng: &mut Rng, tokens: usize) {
         let end = conv.len() + tokens;
         while conv.len() + 4 < end {
-            let words = rng.usize(3..12).min(end - conv.len() - 3);
-            self.sentence(conv, rng, words);
+            let paragraph = end.min(conv.len() + rng.usize(40..120));
+            let topic = self.leading[usize::from(rng.f32() > self.lead)];
+            while conv.len() + 4 < paragraph {
+                let words = rng.usize(3..12).min(paragraph - conv.len() - 3);
+                self.sentence(conv, rng, words, topic);
+            }
         }
     }
 
-    fn sentence(&mut self, conv: &mut Conversation<'_>, rng: &mut Rng, words: usize) {
+    fn sentence(&mut self, conv: &mut Conversation<'_>, rng: &mut Rng, words: usize, topic: usize) {
         let pools = &conv.lexicon.pools;
         let mut ids = spelled(rng, &pools.first_adjectives, 1);
         for _ in 0..words {
             let draw = rng.f32();
             let pool = if draw < 0.45 {
-                let topic = self.leading[usize::from(rng.f32() > self.lead)];
+                let topic = if rng.f32() < 0.85 { topic } else { rng.usize(0..4) };
                 self.topic_words[topic] += 1;
                 &pools.topics[topic]
             } else if draw < 0.88 {
@@ -235,11 +240,13 @@ impl World {
         conv.push(&ids, Class::Other);
     }
 
-    /// The topic, where the text so far leaves no doubt.
+    /// The topic, where the counts so far leave no doubt: a quarter more words than any other.
     pub fn topic(&self) -> Option<usize> {
         let total: u32 = self.topic_words.iter().sum();
         let topic = (0..4).max_by_key(|&topic| self.topic_words[topic])?;
-        (total >= MIN_TOPIC_WORDS && self.topic_words[topic] * 100 >= total * 57).then_some(topic)
+        let clear =
+            |other: usize| other == topic || self.topic_words[topic] * 4 >= self.topic_words[other] * 5;
+        (total >= MIN_TOPIC_WORDS && (0..4).all(clear)).then_some(topic)
     }
 }
 

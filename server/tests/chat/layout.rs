@@ -19,12 +19,22 @@ fn conversation(request: &Value) -> Conversation {
     ChatRequest::read(&body, true).unwrap().conversation
 }
 
+/// The reference leaves nothing between the tags of a call without arguments; V4-Flash was trained on a blank line.
+fn blank_line_in_empty_calls(piece: &mut Value) {
+    if let Some(text) =
+        piece.as_str().filter(|text| text.starts_with("invoke name=\"") && text.ends_with(">\n</"))
+    {
+        *piece = json!(text.replace(">\n</", ">\n\n</"));
+    }
+}
+
 #[test]
 fn prompts_are_those_of_the_reference_encoder() {
     let vectors: Vec<Value> = serde_json::from_str(include_str!("../vectors/encode.json")).unwrap();
     assert!(vectors.len() > 20);
     for vector in vectors {
         let mut expected = vector["pieces"].clone();
+        expected.as_array_mut().unwrap().iter_mut().for_each(blank_line_in_empty_calls);
         if vector["name"] == "named" {
             // The reference opens the block; here the name is forced as well.
             expected.as_array_mut().unwrap().pop();

@@ -2,8 +2,10 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A test may panic.
 
+mod golden;
 mod layout;
 #[path = "../support/mod.rs"]
 mod support;
+mod tasks;
 mod terminal;
 mod tokens;

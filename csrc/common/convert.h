@@ -1,0 +1,48 @@
+// Stored codes to pairs of bf16, by integer moves and exact multiplications.
+//
+// Every result is exact: a code has at most 4 significant bits and a scale at most 4, a bf16 has 8. The NaN codes of e4m3
+// are not told apart (they read as 480): weights are checked when loaded, and cache rows carry a NaN in their scale.
+#pragma once
+
+#include "kernel.h"
+
+// The product of two pairs of bf16, each rounded to nearest even; subnormals kept.
+FL_DEVICE uint32_t mul_bf16x2(uint32_t a, uint32_t b) {
+#if defined(__CUDA_ARCH__)
+  uint32_t product;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+  return product;
+#else
+  float low = bf16_to_float((uint16_t)a) * bf16_to_float((uint16_t)b);
+  float high = bf16_to_float((uint16_t)(a >> 16)) * bf16_to_float((uint16_t)(b >> 16));
+  return float_to_bf16(low) | (uint32_t)float_to_bf16(high) << 16;
+#endif
+}
+
+FL_DEVICE uint32_t both_halves(uint16_t x) { return x | (uint32_t)x << 16; }
+
+// e4m3 at 2^-120 and e2m1 at 2^-126 of their values are what their bits mean inside a bf16.
+constexpr uint32_t kE4m3Bias = 0x7b807b80u;
+constexpr uint32_t kE2m1Bias = 0x7e807e80u;
+
+// Four e4m3 codes to two pairs.
+FL_DEVICE void unpack_e4m3x4(uint32_t w, uint32_t& low, uint32_t& high) {
+  low = (w & 0x7fu) << 4 | (w & 0x80u) << 8 | (w & 0x7f00u) << 12 | (w & 0x8000u) << 16;
+  high = (w >> 12 & 0x7f0u) | (w >> 8 & 0x8000u) | (w >> 4 & 0x07f00000u) | (w & 0x80000000u);
+  low = mul_bf16x2(low, kE4m3Bias);
+  high = mul_bf16x2(high, kE4m3Bias);
+}
+
+// Four e2m1 codes (the low 16 bits) to two pairs, times a pair of equal scales.
+FL_DEVICE void unpack_e2m1x4(uint32_t h, uint32_t scale, uint32_t& low, uint32_t& high) {
+  low = (h & 0x7u) << 6 | (h & 0x8u) << 12 | (h & 0x70u) << 18 | (h & 0x80u) << 24;
+  high = (h & 0x700u) >> 2 | (h & 0x800u) << 4 | (h & 0x7000u) << 10 | (h & 0x8000u) << 16;
+  low = mul_bf16x2(mul_bf16x2(low, kE2m1Bias), scale);
+  high = mul_bf16x2(mul_bf16x2(high, kE2m1Bias), scale);
+}
+
+// A scale (no sign) as a pair of equal bf16: e4m3 and ue8m0 are exact in it; 0xff of ue8m0 is a NaN.
+FL_DEVICE uint32_t e4m3_scale_pair(uint8_t code) { return mul_bf16x2(both_halves((uint16_t)(code << 4)), kE4m3Bias); }
+FL_DEVICE uint32_t ue8m0_scale_pair(uint8_t code) {
+  return both_halves(code == 0 ? 0x0040 : code == 255 ? 0x7fc0 : (uint16_t)(code << 7));
+}

@@ -1,0 +1,165 @@
+// Pooling of tokens into compressed rows, a thread a channel: the state, the softmax, the norm and the rotation.
+#pragma once
+
+#include "compress.h"
+#include "kernel.h"
+#include "reduce.h"
+#include "rows.h"
+
+constexpr int kC4Ring = 16;
+
+FL_DEVICE int c4_state_slot(int position) { return position / kBlockTokens % 2 * 8 + position % 8; }
+
+// The tokens of one request. `index` of a token is its place in the step; a position that does not follow its
+// predecessor's is treated as padding, so that no index leaves the step.
+struct RequestTokens {
+  const int32_t* position;
+  int per_request;
+  int first;
+
+  FL_DEVICE RequestTokens(const CompressParams& p, int request)
+      : position(p.position + (int64_t)request * p.per_request), per_request(p.per_request), first(position[0]) {}
+
+  FL_DEVICE bool valid(int index) const {
+    return index >= 0 && index < per_request && first >= 0 && position[index] == first + index;
+  }
+};
+
+// Normed and rotated value of this thread's channel.
+template <int kWidth>
+FL_DEVICE float norm_and_rotate(float pooled, const CompressParams& p, int position, float* scratch) {
+  int channel = threadIdx.x;
+  float scale = 1.0f / sqrtf(block_sum(pooled * pooled, scratch) / (float)kWidth + p.eps);
+  float value = pooled * scale * gain_at(p.norm, channel);
+  float other = __shfl_xor_sync(kFullMask, value, 1);
+  if (channel < kWidth - kRopeDim) return value;
+  int row = position < p.max_positions ? position : p.max_positions - 1;
+  int pair = (channel - (kWidth - kRopeDim)) / 2;
+  float2 angle = ((const float2*)p.rope)[(int64_t)row * (kRopeDim / 2) + pair];
+  return channel % 2 == 0 ? value * angle.x - other * angle.y : other * angle.y + value * angle.x;
+}
+
+// Projections of a token: `column` of kv and of gate with its `ape`.
+struct Candidate {
+  float kv, gate;
+};
+
+template <int kWidth>
+FL_DEVICE Candidate c4_candidate(const CompressParams& p, const RequestTokens& tokens, int64_t request, const float* state,
+                                 int position, int half) {
+  int column = half * kWidth + threadIdx.x;
+  if (position >= tokens.first) {
+    const float* row = p.kvg + (request * p.per_request + position - tokens.first) * (4 * kWidth);
+    return {row[column], row[2 * kWidth + column] + p.ape[position % 4 * 2 * kWidth + column]};
+  }
+  const float* slot = state + (int64_t)c4_state_slot(position) * (4 * kWidth);
+  return {slot[column], slot[2 * kWidth + column]};
+}
+
+// Ratio 4: the eight candidates of the row that the token at `position` completes, in order of position.
+template <int kWidth>
+FL_DEVICE float c4_pool(const CompressParams& p, const RequestTokens& tokens, int64_t request, const float* state,
+                        int position) {
+  Candidate all[8];
+  float largest = -INFINITY;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    int at = position - 7 + i;
+    all[i] = at < 0 ? Candidate{0.0f, -INFINITY} : c4_candidate<kWidth>(p, tokens, request, state, at, i / 4);
+    largest = fmaxf(largest, all[i].gate);
+  }
+  float sum = 0.0f, pooled = 0.0f;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    float weight = expf(all[i].gate - largest);
+    sum += weight;
+    pooled = fmaf(weight, all[i].kv, pooled);
+  }
+  return pooled / sum;
+}
+
+template <int kWidth>
+FL_DEVICE void c4_write_state(const CompressParams& p, int64_t request, float* state, int index, int position) {
+  const float* row = p.kvg + (request * p.per_request + index) * (4 * kWidth);
+  const float* ape = p.ape + position % 4 * 2 * kWidth;
+  float* slot = state + (int64_t)c4_state_slot(position) * (4 * kWidth);
+  for (int i = threadIdx.x; i < 2 * kWidth; i += kWidth) {
+    slot[i] = row[i];
+    slot[2 * kWidth + i] = row[2 * kWidth + i] + ape[i];
+  }
+}
+
+// Every row and state of one request at ratio 4; `store(value, slot)` gets each finished row, a channel a thread.
+template <int kWidth, class Store>
+FL_DEVICE void c4_compress(const CompressParams& p, float* scratch, Store store) {
+  int64_t request = blockIdx.x / p.splits;
+  int split = blockIdx.x % p.splits;
+  RequestTokens tokens(p, (int)request);
+  int32_t state_index = p.state_slot[request];
+  if (state_index < 0 || state_index >= p.state_slots) return;
+  float* state = p.state + (int64_t)state_index * kC4Ring * 4 * kWidth;
+
+  for (int i = (3 - tokens.first % 4) + 4 * split; tokens.valid(i); i += 4 * p.splits) {
+    int position = tokens.first + i;
+    float pooled = c4_pool<kWidth>(p, tokens, request, state, position);
+    float value = norm_and_rotate<kWidth>(pooled, p, position - 3, scratch);
+    store(value, p.row_slot[request * p.per_request + i]);
+  }
+  // Rows read the states of older tokens, which the writes below may replace.
+  __syncthreads();
+  for (int i = split; tokens.valid(i); i += p.splits) {
+    int position = tokens.first + i;
+    bool replaced = position % kBlockTokens + 8 < kBlockTokens && tokens.valid(i + 8);
+    if (!replaced) c4_write_state<kWidth>(p, request, state, i, position);
+  }
+}
+
+// The running softmax of a channel.
+struct Online {
+  float largest, sum, acc;
+
+  FL_DEVICE void add(float kv, float gate) {
+    float next = fmaxf(largest, gate);
+    float keep = expf(largest - next), weight = expf(gate - next);
+    sum = fmaf(sum, keep, weight);
+    acc = fmaf(acc, keep, weight * kv);
+    largest = next;
+  }
+};
+
+// The same at ratio 128: token by token, so that a prefill leaves the bits that decoding would.
+template <int kWidth, class Store>
+FL_DEVICE void c128_compress(const CompressParams& p, float* scratch, Store store) {
+  int64_t request = blockIdx.x / p.splits;
+  RequestTokens tokens(p, (int)request);
+  int32_t state_index = p.state_slot[request];
+  if (!tokens.valid(0) || state_index < 0 || state_index >= p.state_slots) return;
+  float* state = p.state + (int64_t)state_index * 2 * 3 * kWidth;
+  int channel = threadIdx.x;
+
+  // Segment s holds the positions of one row of 128; a block takes every `splits`-th.
+  for (int s = blockIdx.x % p.splits;; s += p.splits) {
+    int start = max((tokens.first / 128 + s) * 128, tokens.first);
+    if (!tokens.valid(start - tokens.first)) break;
+    Online online{-INFINITY, 0.0f, 0.0f};
+    if (start % 128 != 0) {
+      const float* before = state + (int64_t)((start - 1) % 2) * 3 * kWidth;
+      online = {before[channel], before[kWidth + channel], before[2 * kWidth + channel]};
+    }
+    for (int i = start - tokens.first; tokens.valid(i) && (tokens.first + i) / 128 == start / 128; ++i) {
+      int position = tokens.first + i;
+      const float* row = p.kvg + (request * p.per_request + i) * (2 * kWidth);
+      online.add(row[channel], row[kWidth + channel] + p.ape[position % 128 * kWidth + channel]);
+      if (!tokens.valid(i + 2)) {
+        float* after = state + (int64_t)(position % 2) * 3 * kWidth;
+        after[channel] = online.largest;
+        after[kWidth + channel] = online.sum;
+        after[2 * kWidth + channel] = online.acc;
+      }
+      if (position % 128 == 127) {
+        float value = norm_and_rotate<kWidth>(online.acc / online.sum, p, position - 127, scratch);
+        store(value, p.row_slot[request * p.per_request + i]);
+      }
+    }
+  }
+}

@@ -1,0 +1,35 @@
+// Reductions over a warp and a block. Each has one order, fixed by the thread index, so that equal inputs give equal bits.
+#pragma once
+
+#include "kernel.h"
+
+FL_DEVICE float warp_sum(float x) {
+  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(kFullMask, x, step);
+  return x;
+}
+
+FL_DEVICE float warp_max(float x) {
+  for (int step = 16; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(kFullMask, x, step));
+  return x;
+}
+
+// Over aligned groups of `width` lanes.
+FL_DEVICE uint32_t group_max(uint32_t x, int width) {
+  for (int step = width / 2; step > 0; step /= 2) {
+    uint32_t other = __shfl_xor_sync(kFullMask, x, step);
+    x = other > x ? other : x;
+  }
+  return x;
+}
+
+// Over the block, to every thread. `scratch` holds one float a warp; safe to call again at once.
+FL_DEVICE float block_sum(float x, float* scratch) {
+  x = warp_sum(x);
+  if (lane_idx() == 0) scratch[warp_idx()] = x;
+  __syncthreads();
+  float total = 0.0f;
+  int warps = (blockDim.x + kWarp - 1) / kWarp;
+  for (int i = 0; i < warps; ++i) total += scratch[i];
+  __syncthreads();
+  return total;
+}

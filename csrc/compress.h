@@ -1,0 +1,3 @@
+/* Parameters of the compress kernels: those of every compressor. */
+#pragma once
+#include "common/compress.h"

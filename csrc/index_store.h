@@ -1,0 +1,3 @@
+/* Parameters of the index_store kernel: those of every compressor. */
+#pragma once
+#include "common/compress.h"

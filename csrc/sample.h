@@ -1,0 +1,17 @@
+/* Parameters of the sample kernel. */
+#pragma once
+#include <stdint.h>
+
+typedef struct {
+  const float *logits; /* [samples][vocab] */
+  const float *temperature;
+  const float *top_p;
+  const float *min_p;
+  const int32_t *top_k;
+  const uint64_t *seed;
+  const int32_t *position;
+  int32_t *token;
+  int32_t *status;
+  int32_t vocab;
+  int32_t pad;
+} SampleParams;

@@ -1,0 +1,535 @@
+//! Promise 1, operation by operation, on the CPU path: a row's bits are the same alone and in company, at any place, on one
+//! thread and on two, with every instruction set. Rows are built from an id, so that the same row can stand anywhere.
+
+use std::ops::Range;
+
+use flashlane::cpu::simd::Simd;
+use flashlane::format::index_row::IndexFormat;
+use flashlane::format::kv_row::KvFormat;
+use flashlane::format::{fp8_block, mxfp4, nvfp4};
+use flashlane::ops::{
+    Attention, BufferId, Compress, Compressed, Embed, Epilogue, ExpertsDown, ExpertsUp, HEAD_DIM, HyperPost,
+    HyperPre, INDEX_DIM, IndexLogits, IndexQuery, Linear, Op, PAGE_ROWS, Paged, Query, RmsNorm, RopeStore,
+    Router, Routing, SINKHORN_DEFAULT, Sample, StateLayout, Tokens, TopK,
+};
+
+use crate::support::{Case, Draw, Dtype, Stored, Value, kv_bytes};
+
+const POSITIONS: usize = 1024;
+/// Distinct rows; batches repeat and shuffle them.
+const IDS: usize = 11;
+const EPS: f32 = 1e-6;
+
+/// A case, and where the bytes of each of its rows are.
+struct Built {
+    case: Case,
+    rows: Vec<Vec<(BufferId, Range<usize>)>>,
+}
+
+/// Checks that `build` makes rows whose bits depend on their id alone.
+fn hold(sizes: &[usize], build: impl Fn(&[usize]) -> Built) {
+    let pools = [1, 2].map(|n| rayon::ThreadPoolBuilder::new().num_threads(n).build().unwrap());
+    let rows = |ids: &[usize], simd, pool| -> Vec<Vec<Vec<u8>>> {
+        let built = build(ids);
+        let found = built.case.run_on_cpu(simd, pool);
+        let row = |parts: &Vec<(BufferId, Range<usize>)>| {
+            parts.iter().map(|(buffer, range)| found.bytes(*buffer)[range.clone()].to_vec()).collect()
+        };
+        built.rows.iter().map(row).collect()
+    };
+    let alone: Vec<_> = (0..IDS).map(|id| rows(&[id], Simd::detect(), &pools[0]).remove(0)).collect();
+    let distinct: std::collections::HashSet<_> = alone.iter().collect();
+    assert!(distinct.len() > IDS / 2, "these rows are too alike to test anything");
+    for &n in sizes {
+        let ids: Vec<usize> = (0..n).map(|i| (i * 7 + n) % IDS).collect();
+        for (simd, pool) in Simd::available().iter().flat_map(|s| pools.iter().map(move |p| (*s, p))) {
+            for (place, (row, id)) in rows(&ids, simd, pool).iter().zip(&ids).enumerate() {
+                let threads = pool.current_num_threads();
+                assert!(*row == alone[*id], "row {id} at {place} of {n}, {} x {threads}", simd.name());
+            }
+        }
+    }
+}
+
+const SIZES: [usize; 9] = [1, 2, 3, 4, 5, 6, 7, 8, 9];
+/// Also enough rows for the tiles of a prefill block.
+const MANY: [usize; 6] = [2, 5, 9, 32, 41, 70];
+
+/// `len` numbers for each id.
+fn each(ids: &[usize], salt: u64, len: usize) -> Vec<f32> {
+    ids.iter().flat_map(|&id| Draw::new(salt << 32 | id as u64).exact(len, 1.0)).collect()
+}
+
+fn shared(salt: u64, len: usize) -> Vec<f32> {
+    Draw::new(salt << 32 | 0xffff).exact(len, 0.5)
+}
+
+fn position(id: usize) -> i32 {
+    (300 + id * 53) as i32
+}
+
+fn decode(case: &mut Case, ids: &[usize]) -> Tokens {
+    let positions: Vec<i32> = ids.iter().map(|&id| position(id)).collect();
+    case.tokens(1, &positions)
+}
+
+/// Row `i` of each value, all having `n` rows.
+fn spread(n: usize, values: &[Value]) -> Vec<Vec<(BufferId, Range<usize>)>> {
+    let part = |i: usize, v: &Value| (v.buffer, i * v.bytes() / n..(i + 1) * v.bytes() / n);
+    (0..n).map(|i| values.iter().map(|v| part(i, v)).collect()).collect()
+}
+
+fn packed(format: usize, rows: usize, cols: usize) -> Stored {
+    let values = shared(77, rows * cols);
+    match format {
+        0 => Stored::F32(values),
+        1 => Stored::Bf16(values),
+        2 => {
+            let (codes, scales) = fp8_block::quantize(&values, cols).unwrap();
+            Stored::Fp8 { codes, scales }
+        }
+        3 => {
+            let (codes, scales) = mxfp4::quantize(&values).unwrap();
+            Stored::MxFp4 { codes, scales }
+        }
+        _ => {
+            let q = nvfp4::quantize(&values, 0.001).unwrap();
+            Stored::NvFp4 { codes: q.codes, scales: q.scales, scale2: q.scale2 }
+        }
+    }
+}
+
+#[test]
+fn linear_in_every_format() {
+    for (format, groups, epilogue) in [
+        (0, 1, Epilogue::None),
+        (1, 2, Epilogue::None),
+        (2, 4, Epilogue::None),
+        (3, 1, Epilogue::SwiGlu { limit: 1.0 }),
+    ]
+    .into_iter()
+    .chain([(4, 1, Epilogue::None)])
+    {
+        for dtype in [Dtype::F32, Dtype::Bf16] {
+            hold(&MANY, |ids| {
+                let (rows, cols_in, weight_rows) = (ids.len(), 256, 200);
+                let mut case = Case::new();
+                let x = case.real("x", dtype, &each(ids, 1, cols_in));
+                let depth = cols_in / groups;
+                let weight = case.weight("weight", weight_rows, depth, packed(format, weight_rows, depth));
+                let cols_out = if epilogue == Epilogue::None { weight_rows } else { weight_rows / 2 };
+                let out = case.out("out", dtype, rows * cols_out);
+                case.op(Op::Linear(Linear { x, weight, out, rows, cols_in, weight_rows, groups, epilogue }));
+                Built { case, rows: spread(rows, &[out]) }
+            });
+        }
+    }
+}
+
+#[test]
+fn norm_and_query() {
+    hold(&SIZES, |ids| {
+        let (rows, width) = (ids.len(), 200);
+        let mut case = Case::new();
+        let x = case.real("x", Dtype::Bf16, &each(ids, 1, width));
+        let weight = case.vector("weight", &shared(2, width));
+        let out = case.out("out", Dtype::Bf16, rows * width);
+        case.op(Op::RmsNorm(RmsNorm { x, weight, out, rows, width, eps: EPS }));
+        Built { case, rows: spread(rows, &[out]) }
+    });
+    hold(&SIZES, |ids| {
+        let (rows, heads) = (ids.len(), 3);
+        let mut case = Case::new();
+        let tokens = decode(&mut case, ids);
+        let q = case.real("q", Dtype::F32, &each(ids, 1, heads * HEAD_DIM));
+        let rope = case.rope(POSITIONS);
+        let out = case.out("out", Dtype::F32, rows * heads * HEAD_DIM);
+        case.op(Op::Query(Query { tokens, q, rope, out, heads, max_positions: POSITIONS, eps: EPS }));
+        Built { case, rows: spread(rows, &[out]) }
+    });
+}
+
+#[test]
+fn hyper_connections() {
+    let (n, hidden) = (4, 272);
+    hold(&MANY, |ids| {
+        let mut case = Case::new();
+        let rows = ids.len();
+        let tokens = decode(&mut case, ids);
+        let streams = case.real("streams", Dtype::Bf16, &each(ids, 1, n * hidden));
+        let mixes = (2 + n) * n;
+        let mix = case.vector("mix", &shared(2, mixes * n * hidden));
+        let (base, scale) = (case.vector("base", &shared(3, mixes)), case.vector("scale", &[0.1, 0.2, 0.3]));
+        let norm = case.vector("norm", &shared(4, hidden));
+        let out = case.out("out", Dtype::Bf16, rows * hidden);
+        let (post, comb) =
+            (case.out("post", Dtype::F32, rows * n), case.out("comb", Dtype::F32, rows * n * n));
+        let op = HyperPre {
+            tokens,
+            streams,
+            mix,
+            base,
+            scale,
+            norm,
+            out,
+            post,
+            comb,
+            n,
+            hidden,
+            sinkhorn_iters: SINKHORN_DEFAULT,
+            eps: EPS,
+            hc_eps: EPS,
+        };
+        case.op(Op::HyperPre(op));
+        Built { case, rows: spread(rows, &[out, post, comb]) }
+    });
+    hold(&SIZES, |ids| {
+        let mut case = Case::new();
+        let rows = ids.len();
+        let tokens = decode(&mut case, ids);
+        let streams = case.real("streams", Dtype::F32, &each(ids, 1, n * hidden));
+        let y = case.real("y", Dtype::F32, &each(ids, 2, hidden));
+        let post = case.real("post", Dtype::F32, &each(ids, 3, n));
+        let comb = case.real("comb", Dtype::F32, &each(ids, 4, n * n));
+        let out = case.out("out", Dtype::F32, rows * n * hidden);
+        case.op(Op::HyperPost(HyperPost { tokens, streams, y, post, comb, out, n, hidden }));
+        Built { case, rows: spread(rows, &[out]) }
+    });
+}
+
+#[test]
+fn experts_up_and_down() {
+    let (experts, k, hidden, width) = (5, 2, 96, 144);
+    let ids_of = |ids: &[usize]| -> Vec<i32> {
+        ids.iter().flat_map(|&id| [(id % 2) as i32, 2 + (id % 3) as i32]).collect()
+    };
+    hold(&MANY, |ids| {
+        let (mut case, rows) = (Case::new(), ids.len());
+        let tokens = decode(&mut case, ids);
+        let x = case.real("x", Dtype::Bf16, &each(ids, 1, hidden));
+        let (chosen, weights) =
+            (case.ints("ids", &ids_of(ids)), case.real("w", Dtype::F32, &each(ids, 2, k)));
+        let all = experts * 2 * width;
+        let weight = case.weight("weight", all, hidden, packed(4, all, hidden));
+        let h = case.out("h", Dtype::Bf16, rows * k * width);
+        let op =
+            ExpertsUp { tokens, x, ids: chosen, weights, weight, h, experts, k, hidden, width, limit: 1.0 };
+        case.op(Op::ExpertsUp(op));
+        Built { case, rows: spread(rows, &[h]) }
+    });
+    hold(&MANY, |ids| {
+        let (mut case, rows) = (Case::new(), ids.len());
+        let tokens = decode(&mut case, ids);
+        let h = case.real("h", Dtype::F32, &each(ids, 1, k * width));
+        let chosen = case.ints("ids", &ids_of(ids));
+        let weight = case.weight("weight", experts * hidden, width, packed(1, experts * hidden, width));
+        let shared = case.real("shared", Dtype::F32, &each(ids, 3, hidden));
+        let y = case.out("y", Dtype::F32, rows * hidden);
+        case.op(Op::ExpertsDown(ExpertsDown {
+            tokens,
+            h,
+            ids: chosen,
+            weight,
+            shared,
+            y,
+            experts,
+            k,
+            hidden,
+            width,
+        }));
+        Built { case, rows: spread(rows, &[y]) }
+    });
+}
+
+#[test]
+fn stored_rows() {
+    for format in [KvFormat::Fp8, KvFormat::Bf16, KvFormat::F32] {
+        hold(&SIZES, |ids| {
+            let mut case = Case::new();
+            let (tokens, pages) = (decode(&mut case, ids), 11);
+            let kv = case.real("kv", Dtype::F32, &each(ids, 1, HEAD_DIM));
+            let (norm, rope) = (case.vector("norm", &shared(2, HEAD_DIM)), case.rope(POSITIONS));
+            let places: Vec<(usize, usize)> = (0..ids.len()).map(|i| (1 + i, 5 * i)).collect();
+            let slots: Vec<i64> = places.iter().map(|&(p, r)| (p * PAGE_ROWS + r) as i64).collect();
+            let slot = case.longs("slot", &slots);
+            let pool = case.pool("pool", vec![0; pages * format.page_bytes(PAGE_ROWS)]);
+            let rows = places.iter().map(|&at| kv_bytes(format, PAGE_ROWS, at).map(|r| (pool, r)).to_vec());
+            let rows: Vec<_> = rows.collect();
+            rows.iter().flatten().for_each(|(buffer, range)| case.writes(*buffer, range.clone()));
+            let max_positions = POSITIONS;
+            let op = RopeStore {
+                tokens,
+                kv,
+                norm,
+                rope,
+                slot,
+                pool,
+                pages,
+                format,
+                trained: true,
+                max_positions,
+                eps: EPS,
+            };
+            case.op(Op::RopeStore(op));
+            Built { case, rows }
+        });
+    }
+}
+
+/// Each request completes a row, from a state of its own.
+#[test]
+fn compressed_rows_and_their_states() {
+    for ratio in [4, 128] {
+        hold(&SIZES, |ids| {
+            let mut case = Case::new();
+            let positions: Vec<i32> = ids.iter().map(|&id| ((id + 1) * ratio) as i32 - 1).collect();
+            let tokens = case.tokens(1, &positions);
+            let layout = StateLayout { ratio, width: HEAD_DIM };
+            let (projection, page_rows, pages) = (layout.projection(), 256 / ratio, 11);
+            let kvg = case.real("kvg", Dtype::F32, &each(ids, 1, projection));
+            let ape = case.vector("ape", &shared(2, ratio * projection / 2));
+            let (norm, rope) = (case.vector("norm", &shared(3, HEAD_DIM)), case.rope(2048));
+            let slots: Vec<i32> = (0..ids.len() as i32).rev().collect();
+            let state_slot = case.ints("state_slot", &slots);
+            let places: Vec<(usize, usize)> = (0..ids.len()).map(|i| (1 + i, i % page_rows)).collect();
+            let at: Vec<i64> = places.iter().map(|&(p, r)| (p * page_rows + r) as i64).collect();
+            let row_slot = case.longs("row_slot", &at);
+            let backwards: Vec<usize> = ids.iter().rev().copied().collect();
+            let before: Vec<f32> = each(&backwards, 4, layout.len()).iter().map(|v| v.abs() + 0.1).collect();
+            let state = case.state("state", &before);
+            case.writes(state, 0..4 * before.len());
+            let format = KvFormat::F32;
+            let pool = case.pool("pool", vec![0; pages * format.page_bytes(page_rows)]);
+            let rows = places.iter().zip(&slots).map(|(&at, &slot)| {
+                let mut parts = kv_bytes(format, page_rows, at).map(|r| (pool, r)).to_vec();
+                let len = 4 * layout.len();
+                parts.push((state, slot as usize * len..(slot as usize + 1) * len));
+                parts
+            });
+            let rows: Vec<_> = rows.collect();
+            rows.iter().flatten().for_each(|(buffer, range)| case.writes(*buffer, range.clone()));
+            case.op(Op::Compress(Compress {
+                tokens,
+                kvg,
+                ape,
+                norm,
+                rope,
+                state_slot,
+                row_slot,
+                state,
+                state_slots: ids.len(),
+                layout,
+                pool,
+                pages,
+                page_rows,
+                format,
+                trained: false,
+                max_positions: 2048,
+                eps: EPS,
+            }));
+            Built { case, rows }
+        });
+    }
+}
+
+/// One pool that all requests read: what they see differs by position and selection.
+fn pool(case: &mut Case, format: KvFormat, page_rows: usize, pages: usize) -> BufferId {
+    let page_bytes = format.page_bytes(page_rows);
+    let mut bytes = vec![0; pages * page_bytes];
+    for (p, page) in bytes.chunks_mut(page_bytes).enumerate() {
+        for r in 0..page_rows {
+            let values = Draw::new((p * page_rows + r) as u64).normals(HEAD_DIM, 1.0);
+            format.encode_row(values.first_chunk().unwrap(), page, r, page_rows);
+        }
+    }
+    case.pool("pool", bytes)
+}
+
+fn table(case: &mut Case, pool: BufferId, requests: usize, width: usize, page_rows: usize) -> Paged {
+    let all: Vec<i32> = (0..requests).flat_map(|_| (1..=width as i32).rev()).collect();
+    Paged { pool, table: case.ints("table", &all), width, page_rows, pages: width + 1 }
+}
+
+/// `attention` with tokens of these positions, `per_request` for each request; every one sees the same pools.
+fn attention(positions: &[i32], per_request: usize, ratio: usize, format: KvFormat) -> Built {
+    let (mut case, heads, rows) = (Case::new(), 6, positions.len());
+    let ids: Vec<usize> = positions.iter().map(|&p| p as usize).collect();
+    let tokens = case.tokens(per_request, positions);
+    let q = case.real("q", Dtype::F32, &each(&ids, 1, heads * HEAD_DIM));
+    let width = POSITIONS / PAGE_ROWS;
+    let buffer = pool(&mut case, format, PAGE_ROWS, width + 1);
+    let window = table(&mut case, buffer, tokens.requests, width, PAGE_ROWS);
+    let compressed = match ratio {
+        4 => {
+            let k = 70;
+            let chosen = |id: &usize| (0..k as i32).map(|i| i * 2 + (*id % 2) as i32).collect::<Vec<_>>();
+            let selected = case.ints("selected", &ids.iter().flat_map(chosen).collect::<Vec<_>>());
+            let buffer = pool(&mut case, format, PAGE_ROWS, 5);
+            Compressed::Selected {
+                rows: table(&mut case, buffer, tokens.requests, 4, PAGE_ROWS),
+                selected,
+                k,
+            }
+        }
+        128 => {
+            let buffer = pool(&mut case, format, 2, 5);
+            Compressed::All { rows: table(&mut case, buffer, tokens.requests, 4, 2) }
+        }
+        _ => Compressed::None,
+    };
+    let (sink, rope) = (case.vector("sink", &shared(3, heads)), case.rope(POSITIONS));
+    let out = case.out("out", Dtype::F32, rows * heads * HEAD_DIM);
+    let (max_positions, scale) = (POSITIONS, 0.1);
+    let op =
+        Attention { tokens, q, window, compressed, sink, rope, out, heads, format, max_positions, scale };
+    case.op(Op::Attention(op));
+    Built { case, rows: spread(rows, &[out]) }
+}
+
+#[test]
+fn attention_over_every_kind_of_row() {
+    for (ratio, format) in [(0, KvFormat::F32), (4, KvFormat::Fp8), (128, KvFormat::Bf16)] {
+        hold(&[1, 2, 5, 9], |ids| {
+            let positions: Vec<i32> = ids.iter().map(|&id| position(id)).collect();
+            attention(&positions, 1, ratio, format)
+        });
+    }
+}
+
+fn index_logits(positions: &[i32], per_request: usize, format: IndexFormat) -> Built {
+    let (mut case, heads, rows) = (Case::new(), 6, positions.len());
+    let ids: Vec<usize> = positions.iter().map(|&p| p as usize).collect();
+    let tokens = case.tokens(per_request, positions);
+    let (mut codes, mut scales) = (Vec::new(), Vec::new());
+    for head in each(&ids, 1, heads * INDEX_DIM).as_chunks().0 {
+        let (mut c, mut s) = (vec![0; format.code_bytes()], vec![0; format.scale_bytes()]);
+        format.encode(head, &mut c, &mut s);
+        codes.extend(c);
+        scales.extend(s);
+    }
+    let codes = case.codes("codes", &codes);
+    let scales = (!scales.is_empty()).then(|| case.codes("scales", &scales));
+    let weights = case.real("weights", Dtype::F32, &each(&ids, 2, heads));
+    let (width, page_bytes) = (4, format.page_bytes(PAGE_ROWS));
+    let mut bytes = vec![0; (width + 1) * page_bytes];
+    for (p, page) in bytes.chunks_mut(page_bytes).enumerate() {
+        for (r, row) in shared(p as u64 + 9, PAGE_ROWS * INDEX_DIM).as_chunks().0.iter().enumerate() {
+            format.encode_row(row, page, r, PAGE_ROWS);
+        }
+    }
+    let buffer = case.pool("pool", bytes);
+    let keys = table(&mut case, buffer, tokens.requests, width, PAGE_ROWS);
+    let logits = case.partial("logits", Dtype::F32, rows * keys.max_rows());
+    for (t, &p) in positions.iter().enumerate() {
+        let start = t * keys.max_rows();
+        case.writes_elements(&logits, start..start + ((p as usize + 1) / 4).min(keys.max_rows()));
+    }
+    case.op(Op::IndexLogits(IndexLogits {
+        tokens,
+        codes,
+        scales,
+        weights,
+        keys,
+        logits,
+        heads,
+        format,
+        scale: 0.1,
+    }));
+    Built { case, rows: spread(rows, &[logits]) }
+}
+
+#[test]
+fn index_logits_in_every_format() {
+    for format in [IndexFormat::F32, IndexFormat::Bf16, IndexFormat::Fp8, IndexFormat::Fp4] {
+        hold(&SIZES, |ids| {
+            let positions: Vec<i32> = ids.iter().map(|&id| position(id)).collect();
+            index_logits(&positions, 1, format)
+        });
+    }
+}
+
+#[test]
+fn embedding_and_index_queries() {
+    hold(&SIZES, |ids| {
+        let (mut case, rows, hidden) = (Case::new(), ids.len(), 96);
+        let tokens = decode(&mut case, ids);
+        let token = case.ints("token", &ids.iter().map(|&id| id as i32).collect::<Vec<_>>());
+        let weight = case.weight("weight", IDS, hidden, packed(1, IDS, hidden));
+        let out = case.out("out", Dtype::Bf16, rows * 4 * hidden);
+        case.op(Op::Embed(Embed { tokens, token, weight, out, vocab: IDS, hidden, streams: 4 }));
+        Built { case, rows: spread(rows, &[out]) }
+    });
+    hold(&SIZES, |ids| {
+        let (mut case, rows, heads, format) = (Case::new(), ids.len(), 3, IndexFormat::Fp4);
+        let tokens = decode(&mut case, ids);
+        let q = case.real("q", Dtype::Bf16, &each(ids, 1, heads * INDEX_DIM));
+        let rope = case.rope(POSITIONS);
+        let codes = case.out("codes", Dtype::U8, rows * heads * format.code_bytes());
+        let scales = case.out("scales", Dtype::U8, rows * heads * format.scale_bytes());
+        let (scales_out, max_positions) = (Some(scales), POSITIONS);
+        let op = IndexQuery { tokens, q, rope, codes, scales: scales_out, heads, format, max_positions };
+        case.op(Op::IndexQuery(op));
+        Built { case, rows: spread(rows, &[codes, scales]) }
+    });
+}
+
+#[test]
+fn choices_of_rows_experts_and_tokens() {
+    hold(&SIZES, |ids| {
+        let (mut case, rows, width, k) = (Case::new(), ids.len(), 256, 9);
+        let tokens = decode(&mut case, ids);
+        let logits = case.real("logits", Dtype::F32, &each(ids, 1, width));
+        let selected = case.out("selected", Dtype::I32, rows * k);
+        case.op(Op::TopK(TopK { tokens, logits, width, selected, k }));
+        Built { case, rows: spread(rows, &[selected]) }
+    });
+    hold(&SIZES, |ids| {
+        let (mut case, rows, experts, k) = (Case::new(), ids.len(), 24, 5);
+        let tokens = decode(&mut case, ids);
+        let logits = case.real("logits", Dtype::F32, &each(ids, 1, experts));
+        let routing = Routing::Scored { bias: case.vector("bias", &shared(2, experts)) };
+        let (out, weights) = (case.out("ids", Dtype::I32, rows * k), case.out("w", Dtype::F32, rows * k));
+        case.op(Op::Router(Router { tokens, logits, routing, ids: out, weights, experts, k, factor: 1.5 }));
+        Built { case, rows: spread(rows, &[out, weights]) }
+    });
+    hold(&SIZES, |ids| {
+        let (mut case, samples, vocab) = (Case::new(), ids.len(), 300);
+        let same = |case: &mut Case, name, value| case.real(name, Dtype::F32, &vec![value; ids.len()]);
+        let op = Sample {
+            logits: case.real("logits", Dtype::F32, &each(ids, 1, vocab)),
+            temperature: same(&mut case, "temperature", 0.9),
+            top_p: same(&mut case, "top_p", 0.8),
+            min_p: same(&mut case, "min_p", 0.01),
+            top_k: case.ints("top_k", &vec![40; samples]),
+            seed: case.seeds("seed", &ids.iter().map(|&id| id as u64).collect::<Vec<_>>()),
+            position: case.ints("position", &ids.iter().map(|&id| position(id)).collect::<Vec<_>>()),
+            token: case.out("token", Dtype::I32, samples),
+            status: case.out("status", Dtype::I32, samples),
+            samples,
+            vocab,
+        };
+        let outputs = [op.token, op.status];
+        case.op(Op::Sample(op));
+        Built { case, rows: spread(samples, &outputs) }
+    });
+}
+
+/// A block of one request's tokens, as prefill runs it, gives each the bits that decode gives it.
+#[test]
+fn a_block_gives_the_bits_of_single_tokens() {
+    let positions: Vec<i32> = (501..549).collect();
+    let one_by_one = |build: &dyn Fn(&[i32], usize) -> Built| {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
+        let [block, single] = [positions.len(), 1].map(|per_request| {
+            let built = build(&positions, per_request);
+            let found = built.case.run_on_cpu(Simd::detect(), &pool);
+            let parts = built.rows.iter().flatten();
+            parts.map(|(buffer, range)| found.bytes(*buffer)[range.clone()].to_vec()).collect::<Vec<_>>()
+        });
+        assert!(block == single);
+    };
+    for (ratio, format) in [(0, KvFormat::Fp8), (4, KvFormat::Bf16), (128, KvFormat::F32)] {
+        one_by_one(&|positions, per_request| attention(positions, per_request, ratio, format));
+    }
+    one_by_one(&|positions, per_request| index_logits(positions, per_request, IndexFormat::Fp8));
+}

@@ -1,0 +1,147 @@
+//! What runs kernels, and memory on it.
+
+use std::sync::Arc;
+
+use super::{CudaError, Launch};
+
+/// A device: the driver's, or the emulator. Calls are synchronous but for launches, which run in order.
+pub trait Backend: std::fmt::Debug + Send + Sync {
+    fn name(&self) -> &'static str;
+
+    /// Streaming multiprocessors, for persistent grids.
+    fn multiprocessors(&self) -> usize;
+
+    /// Device memory, aligned to 256 bytes.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    fn allocate(&self, bytes: usize) -> Result<u64, CudaError>;
+
+    /// # Safety
+    /// `address` came from [`allocate`](Self::allocate) with `bytes`, was not freed, and nothing uses it any more.
+    unsafe fn free(&self, address: u64, bytes: usize);
+
+    /// Copies to the device, after every launch so far.
+    ///
+    /// # Safety
+    /// `to .. to + from.len()` lies within one allocation.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    unsafe fn upload(&self, to: u64, from: &[u8]) -> Result<(), CudaError>;
+
+    /// Copies from the device, after every launch so far.
+    ///
+    /// # Safety
+    /// `from .. from + to.len()` lies within one allocation.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    unsafe fn download(&self, from: u64, to: &mut [u8]) -> Result<(), CudaError>;
+
+    /// # Safety
+    /// The parameters are what the kernel takes, and every address in them is valid for what it does.
+    ///
+    /// # Errors
+    /// [`CudaError::NoKernel`], [`CudaError::Driver`], [`CudaError::Emulator`].
+    unsafe fn launch(&self, launch: &Launch) -> Result<(), CudaError>;
+
+    /// Times launches as one captured graph: microseconds of each of `repeats` replays, `before` running untimed ahead of
+    /// each.
+    ///
+    /// # Safety
+    /// As [`launch`](Self::launch), for every launch and replay.
+    ///
+    /// # Errors
+    /// [`CudaError::Unsupported`] where there is no clock that means anything; else as [`launch`](Self::launch).
+    unsafe fn replay(
+        &self,
+        before: &[Launch],
+        launches: &[Launch],
+        repeats: usize,
+    ) -> Result<Vec<f32>, CudaError> {
+        let _ = (before, launches, repeats);
+        Err(CudaError::Unsupported { op: "replay", what: "timing off a GPU" })
+    }
+
+    /// Waits for every launch so far.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`]: also what an earlier launch did wrong.
+    fn synchronize(&self) -> Result<(), CudaError>;
+}
+
+/// Owned device memory.
+#[derive(Debug)]
+pub struct DeviceBuffer {
+    backend: Arc<dyn Backend>,
+    address: u64,
+    bytes: usize,
+}
+
+impl DeviceBuffer {
+    /// Memory with any content.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    pub fn new(backend: &Arc<dyn Backend>, bytes: usize) -> Result<Self, CudaError> {
+        let address = backend.allocate(bytes.max(1))?;
+        Ok(Self { backend: Arc::clone(backend), address, bytes })
+    }
+
+    /// Memory that holds a copy of `bytes`.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    pub fn from_bytes(backend: &Arc<dyn Backend>, bytes: &[u8]) -> Result<Self, CudaError> {
+        let buffer = Self::new(backend, bytes.len())?;
+        buffer.upload(0, bytes)?;
+        Ok(buffer)
+    }
+
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
+    /// The device address, valid as long as the buffer.
+    #[must_use]
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// # Errors
+    /// [`CudaError::Range`] or [`CudaError::Driver`].
+    pub fn upload(&self, offset: usize, from: &[u8]) -> Result<(), CudaError> {
+        let to = self.within(offset, from.len())?;
+        // SAFETY: the range was just checked.
+        unsafe { self.backend.upload(to, from) }
+    }
+
+    /// # Errors
+    /// [`CudaError::Range`] or [`CudaError::Driver`].
+    pub fn download(&self, offset: usize, to: &mut [u8]) -> Result<(), CudaError> {
+        let from = self.within(offset, to.len())?;
+        // SAFETY: the range was just checked.
+        unsafe { self.backend.download(from, to) }
+    }
+
+    fn within(&self, offset: usize, len: usize) -> Result<u64, CudaError> {
+        if offset.checked_add(len).is_none_or(|end| end > self.bytes) {
+            return Err(CudaError::Range { offset, len, bytes: self.bytes });
+        }
+        Ok(self.address + offset as u64)
+    }
+}
+
+impl Drop for DeviceBuffer {
+    fn drop(&mut self) {
+        // SAFETY: this is the only owner, and both backends free memory only after the work that was launched before.
+        unsafe { self.backend.free(self.address, self.bytes.max(1)) }
+    }
+}

@@ -1,0 +1,241 @@
+//! A GPU through the driver API: context, one stream, memory and modules.
+//!
+//! The one place where cudarc's event tracking is switched off: it would order accesses by events that have holes under
+//! capture and between several readers (it keeps one read event a slice). Order here is the stream's alone.
+
+use std::collections::HashMap;
+use std::ffi::{CString, c_void};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cudarc::driver::{CudaContext, CudaStream, DriverError, result, sys};
+
+use super::kernels::fatbin;
+use super::{Backend, CudaError, Kernel, Launch};
+
+/// Dynamic shared memory that needs no permission.
+const PLAIN_SHARED: u32 = 48 << 10;
+
+/// A function that the driver loaded; valid as long as the context, whose modules are never unloaded.
+#[derive(Clone, Copy, Debug)]
+struct Function(sys::CUfunction);
+
+// SAFETY: a function handle is a key into the driver, which may be used from any thread with the context current.
+unsafe impl Send for Function {}
+
+/// A fatbin at an address that the driver accepts, and its module.
+#[derive(Clone, Copy, Debug)]
+struct Module(sys::CUmodule);
+
+// SAFETY: as for `Function`.
+unsafe impl Send for Module {}
+
+#[derive(Debug, Default)]
+struct Loaded {
+    modules: HashMap<&'static str, Module>,
+    functions: HashMap<Kernel, Function>,
+}
+
+/// One GPU with its primary context and one stream.
+#[derive(Debug)]
+pub struct Gpu {
+    context: Arc<CudaContext>,
+    stream: Arc<CudaStream>,
+    multiprocessors: usize,
+    loaded: Mutex<Loaded>,
+}
+
+fn failed(call: &'static str) -> impl Fn(DriverError) -> CudaError {
+    move |error| CudaError::Driver { call, message: error.to_string() }
+}
+
+/// GPUs that the driver sees; 0 without a driver.
+#[must_use]
+pub fn device_count() -> usize {
+    // SAFETY: opens and closes libcuda; nothing else happens.
+    if !unsafe { sys::is_culib_present() } {
+        return 0;
+    }
+    CudaContext::device_count().ok().and_then(|n| usize::try_from(n).ok()).unwrap_or(0)
+}
+
+impl Gpu {
+    /// # Errors
+    /// [`CudaError::NoDriver`], [`CudaError::NoDevice`], [`CudaError::Driver`].
+    pub fn open(ordinal: usize) -> Result<Self, CudaError> {
+        // SAFETY: opens and closes libcuda. cudarc would panic at its first call without it.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(CudaError::NoDriver);
+        }
+        let found = device_count();
+        if ordinal >= found {
+            return Err(CudaError::NoDevice { wanted: ordinal, found });
+        }
+        let context = CudaContext::new(ordinal).map_err(failed("cuDevicePrimaryCtxRetain"))?;
+        // SAFETY: no slice of cudarc's exists in this context, so nothing relies on its events.
+        unsafe { context.disable_event_tracking() };
+        let stream = context.new_stream().map_err(failed("cuStreamCreate"))?;
+        let count = sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+        let count = context.attribute(count).map_err(failed("cuDeviceGetAttribute"))?;
+        let multiprocessors = usize::try_from(count).unwrap_or(1);
+        Ok(Self { context, stream, multiprocessors, loaded: Mutex::default() })
+    }
+
+    /// The stream that launches go to.
+    #[must_use]
+    pub fn stream(&self) -> &Arc<CudaStream> {
+        &self.stream
+    }
+
+    /// The device's name, as the driver gives it.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    pub fn device_name(&self) -> Result<String, CudaError> {
+        self.context.name().map_err(failed("cuDeviceGetName"))
+    }
+
+    fn bind(&self) -> Result<(), CudaError> {
+        self.context.bind_to_thread().map_err(failed("cuCtxSetCurrent"))
+    }
+
+    fn function(&self, kernel: Kernel) -> Result<Function, CudaError> {
+        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(function) = loaded.functions.get(&kernel) {
+            return Ok(*function);
+        }
+        let module = match loaded.modules.get(kernel.file()) {
+            Some(module) => *module,
+            None => load(kernel)?,
+        };
+        loaded.modules.insert(kernel.file(), module);
+        let name = CString::new(kernel.symbol()).unwrap_or_default();
+        // SAFETY: the module is loaded and never unloaded.
+        let function = unsafe { result::module::get_function(module.0, name) };
+        let function = Function(function.map_err(failed("cuModuleGetFunction"))?);
+        loaded.functions.insert(kernel, function);
+        Ok(function)
+    }
+
+    fn allow_shared(&self, function: Function, bytes: u32) -> Result<(), CudaError> {
+        let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        let bytes = i32::try_from(bytes).unwrap_or(i32::MAX);
+        // SAFETY: the function is loaded.
+        unsafe { result::function::set_function_attribute(function.0, attribute, bytes) }
+            .map_err(failed("cuFuncSetAttribute"))
+    }
+}
+
+fn load(kernel: Kernel) -> Result<Module, CudaError> {
+    let bytes = fatbin(kernel).ok_or(CudaError::NoKernel { kernel: kernel.symbol() })?;
+    // The driver wants 64-byte alignment, which embedded bytes lack; it copies what it needs.
+    let mut aligned: Vec<[u64; 8]> = vec![[0; 8]; bytes.len().div_ceil(64) + 1];
+    let words: &mut [u8] = bytemuck::cast_slice_mut(&mut aligned);
+    let start = words.as_ptr().align_offset(64);
+    words[start..start + bytes.len()].copy_from_slice(bytes);
+    // SAFETY: a whole fatbin, as nvcc wrote it.
+    let module = unsafe { result::module::load_data(words[start..].as_ptr().cast()) };
+    module.map(Module).map_err(failed("cuModuleLoadData"))
+}
+
+impl Backend for Gpu {
+    fn name(&self) -> &'static str {
+        "gpu"
+    }
+
+    fn multiprocessors(&self) -> usize {
+        self.multiprocessors
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<u64, CudaError> {
+        self.bind()?;
+        // SAFETY: the context is current.
+        unsafe { result::malloc_sync(bytes) }.map_err(failed("cuMemAlloc"))
+    }
+
+    unsafe fn free(&self, address: u64, _: usize) {
+        // An error here has nobody to go to; the next call on the context reports it.
+        if self.bind().is_ok() {
+            // SAFETY: the caller's: an allocation, freed once; the driver waits for work that uses it.
+            let _ = unsafe { result::free_sync(address) };
+        }
+    }
+
+    unsafe fn upload(&self, to: u64, from: &[u8]) -> Result<(), CudaError> {
+        self.synchronize()?;
+        // SAFETY: the caller's.
+        unsafe { result::memcpy_htod_sync(to, from) }.map_err(failed("cuMemcpyHtoD"))
+    }
+
+    unsafe fn download(&self, from: u64, to: &mut [u8]) -> Result<(), CudaError> {
+        self.synchronize()?;
+        // SAFETY: the caller's.
+        unsafe { result::memcpy_dtoh_sync(to, from) }.map_err(failed("cuMemcpyDtoH"))
+    }
+
+    unsafe fn launch(&self, launch: &Launch) -> Result<(), CudaError> {
+        if launch.is_empty() {
+            return Ok(());
+        }
+        self.bind()?;
+        let function = self.function(launch.kernel)?;
+        if launch.shared > PLAIN_SHARED {
+            self.allow_shared(function, launch.shared)?;
+        }
+        let [x, y, z] = launch.grid;
+        let mut params: [*mut c_void; 1] = [launch.params().cast_mut()];
+        // SAFETY: the caller's: parameters that fit the kernel and valid addresses in them.
+        let launched = unsafe {
+            result::launch_kernel(
+                function.0,
+                (x, y, z),
+                (launch.block, 1, 1),
+                launch.shared,
+                self.stream.cu_stream(),
+                &mut params,
+            )
+        };
+        launched.map_err(|e| CudaError::Driver { call: launch.kernel.symbol(), message: e.to_string() })
+    }
+
+    unsafe fn replay(
+        &self,
+        before: &[Launch],
+        launches: &[Launch],
+        repeats: usize,
+    ) -> Result<Vec<f32>, CudaError> {
+        let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // Once outside capture: modules load and errors show here.
+        for launch in before.iter().chain(launches) {
+            // SAFETY: the caller's.
+            unsafe { self.launch(launch)? };
+        }
+        self.synchronize()?;
+        self.stream.begin_capture(mode).map_err(failed("cuStreamBeginCapture"))?;
+        for launch in launches {
+            // SAFETY: the caller's.
+            unsafe { self.launch(launch)? };
+        }
+        let flags = sys::CUgraphInstantiate_flags_enum::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+        let graph = self.stream.end_capture(flags).map_err(failed("cuStreamEndCapture"))?;
+        let graph = graph.ok_or(CudaError::Unsupported { op: "replay", what: "a step with no launches" })?;
+        let timed = Some(sys::CUevent_flags_enum::CU_EVENT_DEFAULT);
+        let mut all = Vec::with_capacity(repeats);
+        for _ in 0..repeats {
+            for launch in before {
+                // SAFETY: the caller's.
+                unsafe { self.launch(launch)? };
+            }
+            let start = self.stream.record_event(timed).map_err(failed("cuEventRecord"))?;
+            graph.launch().map_err(failed("cuGraphLaunch"))?;
+            let end = self.stream.record_event(timed).map_err(failed("cuEventRecord"))?;
+            self.synchronize()?;
+            all.push(1000.0 * start.elapsed_ms(&end).map_err(failed("cuEventElapsedTime"))?);
+        }
+        Ok(all)
+    }
+
+    fn synchronize(&self) -> Result<(), CudaError> {
+        self.bind()?;
+        self.stream.synchronize().map_err(failed("cuStreamSynchronize"))
+    }
+}

@@ -1,0 +1,68 @@
+//! The kernels by name, and the fatbins that the build embedded.
+
+include!(concat!(env!("OUT_DIR"), "/fatbins.rs"));
+
+macro_rules! kernels {
+    ($($variant:ident, $file:literal, $symbol:literal;)*) => {
+        /// A kernel of `csrc/`.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum Kernel {
+            $(#[doc = concat!("`", $symbol, "` of `csrc/", $file, ".cu`.")] $variant,)*
+        }
+
+        impl Kernel {
+            pub const ALL: &[Self] = &[$(Self::$variant,)*];
+
+            /// The source file's stem.
+            #[must_use]
+            pub const fn file(self) -> &'static str {
+                match self { $(Self::$variant => $file,)* }
+            }
+
+            #[must_use]
+            pub const fn symbol(self) -> &'static str {
+                match self { $(Self::$variant => $symbol,)* }
+            }
+        }
+    };
+}
+
+kernels! {
+    Attention, "attention", "attention";
+    CompressC4, "compress", "compress_c4";
+    CompressC128, "compress", "compress_c128";
+    Embed, "embed", "embed";
+    ExpertsUp8, "experts", "experts_up_8";
+    ExpertsUp32, "experts", "experts_up_32";
+    ExpertsDown8, "experts", "experts_down_8";
+    ExpertsDown32, "experts", "experts_down_32";
+    HyperPre, "hyper", "hyper_pre";
+    HyperPost, "hyper", "hyper_post";
+    HyperHead, "hyper", "hyper_head";
+    IndexLogitsFast, "index_logits", "index_logits_fast";
+    IndexLogitsSimple, "index_logits", "index_logits_simple";
+    IndexQuery, "index_query", "index_query";
+    IndexStore, "index_store", "index_store";
+    Linear8, "linear", "linear_8";
+    Linear32, "linear", "linear_32";
+    Fp4ToBf16, "nvfp4", "nvfp4_to_bf16";
+    Fp4ToE4m3, "nvfp4", "nvfp4_to_e4m3";
+    Fp4Quantize, "nvfp4", "nvfp4_quantize";
+    Query, "query", "query";
+    RmsNorm, "rmsnorm", "rmsnorm";
+    RopeStore, "rope_store", "rope_store";
+    Router, "router", "router";
+    Sample, "sample", "sample";
+    TopK, "topk", "topk";
+}
+
+/// Whether this build has compiled kernels.
+#[must_use]
+pub fn kernels_built() -> bool {
+    !FATBINS.is_empty()
+}
+
+/// The fatbin that holds a kernel.
+pub(super) fn fatbin(kernel: Kernel) -> Option<&'static [u8]> {
+    FATBINS.iter().find(|(file, _)| *file == kernel.file()).map(|(_, bytes)| *bytes)
+}

@@ -1,0 +1,63 @@
+//! The GPU path: hand-written kernels (`csrc/`), loaded through the driver and launched with checked operands.
+//!
+//! Nothing of CUDA is linked: without a driver [`Gpu::open`] is an error value, and the binary starts anywhere. What runs a
+//! kernel is a [`Backend`]: the driver ([`Gpu`]), or with feature `emulator` the CPU ([`Emulator`]), on the same sources
+//! with the same launches. Each operation's module in `ops` checks the operands of one op against its dimensions and
+//! says how to launch it; [`Executor`] runs the nodes of a step in append order.
+//!
+//! Activations are bf16 here (`f32` storage is the CPU's). Not here yet: capture, lanes on several streams, and PDL edges.
+//!
+//! The only `unsafe` of the crate but two: raw device memory is owned by [`DeviceBuffer`] alone, and a launch reaches the
+//! device only with operands that came through [`Bindings`], which checks that each lies within its buffer.
+
+mod backend;
+mod bindings;
+mod driver;
+#[cfg(feature = "emulator")]
+mod emulator;
+mod error;
+mod executor;
+#[allow(
+    missing_debug_implementations,
+    non_upper_case_globals,
+    unreachable_pub,
+    unused_qualifications,
+    dead_code,
+    clippy::all,
+    clippy::pedantic
+)]
+#[rustfmt::skip]
+mod ffi;
+mod fp4;
+mod kernels;
+mod launch;
+mod load;
+mod ops;
+mod weights;
+
+pub use backend::{Backend, DeviceBuffer};
+pub use bindings::Bindings;
+pub use driver::{Gpu, device_count};
+#[cfg(feature = "emulator")]
+pub use emulator::{Emulator, host};
+pub use error::CudaError;
+pub use executor::{DeviceResident, DeviceStep, Executor};
+pub use fp4::{Fp4Kind, dequantize_bf16, dequantize_e4m3, quantize_bf16};
+pub use kernels::{Kernel, kernels_built};
+pub use launch::Launch;
+pub use ops::{IndexReader, Options, launch};
+pub use weights::{DeviceWeight, DeviceWeights, MatrixFormat};
+
+#[cfg(all(test, feature = "bindgen"))]
+mod tests {
+    /// The committed structs are what the headers give. With `FLASHLANE_BLESS=1` they are rewritten.
+    #[test]
+    fn parameter_structs_are_fresh() {
+        let made = include_str!(concat!(env!("OUT_DIR"), "/ffi.rs"));
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/src/cuda/ffi.rs");
+        if std::env::var("FLASHLANE_BLESS").is_ok_and(|v| v == "1") {
+            std::fs::write(path, made).unwrap();
+        }
+        assert_eq!(std::fs::read_to_string(path).unwrap(), made, "run with FLASHLANE_BLESS=1 and commit");
+    }
+}

@@ -1,0 +1,25 @@
+//! Launch of `embed`.
+
+use crate::cuda::bindings::Bound;
+use crate::cuda::ffi::EmbedParams;
+use crate::cuda::launch::Params;
+use crate::cuda::{CudaError, Kernel, Launch};
+use crate::ops::{Dtype, Embed};
+
+// SAFETY: generated from the kernel's header; gaps are explicit.
+unsafe impl Params for EmbedParams {}
+
+pub(super) fn launch(op: &Embed, b: &Bound<'_>) -> Result<Launch, CudaError> {
+    let rows = op.tokens.rows();
+    let params = EmbedParams {
+        position: b.positions(&op.tokens)?,
+        token: b.value("token", &op.token, Dtype::I32, rows)?,
+        weight: b.gain("weight", &op.weight, op.vocab * op.hidden)?,
+        out: b.value_mut("out", &op.out, Dtype::Bf16, rows * op.streams * op.hidden)?,
+        vocab: b.dim("vocabulary", op.vocab)?,
+        hidden: b.dim("hidden size", op.hidden)?,
+        streams: b.dim("streams", op.streams)?,
+        pad: 0,
+    };
+    Ok(Launch::new(Kernel::Embed, [rows, 1, 1], 256, 0, &params))
+}
