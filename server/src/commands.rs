@@ -27,8 +27,8 @@ pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Inspect(args) => inspect(&args)?,
         Command::Quantize(args) => quantize(&args)?,
         Command::Tasks(args) => tasks::run(&args)?,
-        Command::Stress(args) => stress::command(&args)?,
-        Command::Eval(args) => eval::command(&args)?,
+        Command::Stress(args) => return stress::command(&args),
+        Command::Eval(args) => return eval::command(&args),
     }
     Ok(ExitCode::SUCCESS)
 }

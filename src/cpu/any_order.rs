@@ -26,7 +26,30 @@ pub fn run_step(
     weights: &Weights,
     (order, seed): (Order, u64),
 ) -> Result<(), ExecError> {
-    let mut simulator = AnyOrder::new(graph, plan, order, seed).with_poison();
+    run_with(AnyOrder::new(graph, plan, order, seed).with_poison(), memory, resident, weights)
+}
+
+/// As [`run_step`]; dead transients keep their bytes, so that what a wrong order reads looks like values.
+///
+/// # Errors
+/// The first node's [`ExecError`].
+pub fn run_step_unpoisoned(
+    graph: &Graph,
+    plan: &Plan,
+    memory: &mut Memory,
+    resident: &mut Resident,
+    weights: &Weights,
+    (order, seed): (Order, u64),
+) -> Result<(), ExecError> {
+    run_with(AnyOrder::new(graph, plan, order, seed), memory, resident, weights)
+}
+
+fn run_with(
+    mut simulator: AnyOrder<'_>,
+    memory: &mut Memory,
+    resident: &mut Resident,
+    weights: &Weights,
+) -> Result<(), ExecError> {
     simulator.step(memory, resident, &mut |graph, node, operands| super::run(graph, node, operands, weights))
 }
 

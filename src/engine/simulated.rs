@@ -20,6 +20,8 @@ use crate::step::{Bytes, Check, Graph, Memory, Mutant, Mutated, Plan, Program, R
 pub struct Simulation {
     /// Each step in an order of its own; `None`: by the executor that serves.
     pub order: Option<Order>,
+    /// Percent of the steps that draw an order, as machines are seldom slow; the others run in append order.
+    pub percent: usize,
     /// Of the orders.
     pub seed: u64,
     pub mutant: Option<Mutant>,
@@ -138,7 +140,11 @@ struct Simulated {
     resident: Resident,
     weights: cpu::Weights,
     order: Option<Order>,
+    percent: usize,
     random: Random,
+    /// Dead bytes become NaN, so that a true step cannot pass by luck. A mutant keeps what lies there: wrong values, as in
+    /// production, and not the end of every request.
+    poison: bool,
     rows: RowLog,
 }
 
@@ -155,9 +161,9 @@ impl Simulated {
             states: layout.states().map(|s| Bytes::zeroed(s.slots * s.len * 4)).collect(),
         };
         let memory = run.iter().map(|(graph, plan)| Memory::new(graph, plan)).collect();
-        let Simulation { order, seed, rows, .. } = simulation;
-        let random = Random::new(seed);
-        Self { steps: steps.into(), run, memory, resident, weights, order, random, rows }
+        let Simulation { order, percent, seed, mutant, rows, .. } = simulation;
+        let (random, poison) = (Random::new(seed), mutant.is_none());
+        Self { steps: steps.into(), run, memory, resident, weights, order, percent, random, poison, rows }
     }
 }
 
@@ -174,13 +180,13 @@ impl Device for Simulated {
         let ((graph, plan), memory) = (&self.run[step], &mut self.memory[step]);
         self.rows.record(&self.steps[step], memory);
         let (resident, weights) = (&mut self.resident, &self.weights);
-        match self.order {
-            None => cpu::serial::run_step(graph, plan, memory, resident, weights),
-            Some(order) => {
-                let seed = self.random.bits();
-                any_order::run_step(graph, plan, memory, resident, weights, (order, seed))
-            }
-        }
-        .map_err(|error| error.to_string())
+        let Some(order) = self.order else {
+            let ran = cpu::serial::run_step(graph, plan, memory, resident, weights);
+            return ran.map_err(|error| error.to_string());
+        };
+        let drawn = self.random.chance(self.percent);
+        let (order, seed) = (if drawn { order } else { Order::Serial }, self.random.bits());
+        let run = if self.poison { any_order::run_step } else { any_order::run_step_unpoisoned };
+        run(graph, plan, memory, resident, weights, (order, seed)).map_err(|error| error.to_string())
     }
 }

@@ -7,6 +7,7 @@ mod compare;
 mod report;
 
 use std::io::{self, Write};
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -17,7 +18,7 @@ use flashlane::engine::{Engine, RowLog, Simulation};
 use flashlane::step::Mutant;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::cli::ModelArgs;
+use crate::cli::{Device, ModelArgs};
 use crate::engine;
 use crate::sessions::{Limits, Local, Model, Remote, Script, Session, play_all};
 use crate::tasks::items::{Kind, Shape};
@@ -80,6 +81,9 @@ pub struct StressArgs {
     /// Of the orders; each step draws another. With --concurrency 1 the run repeats bit by bit
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub order_seed: u64,
+    /// Share of the steps that draw an order, in percent; the others run as appended
+    #[arg(long, value_name = "PERCENT", default_value_t = 100, value_parser = clap::value_parser!(u8).range(0..=100))]
+    pub order_percent: u8,
     /// The report as JSON
     #[arg(long)]
     pub json: bool,
@@ -141,11 +145,11 @@ impl StressArgs {
     }
 }
 
-/// Runs the sessions and prints the report.
+/// Runs the sessions and prints the report; 1 if they have not passed.
 ///
 /// # Errors
-/// As [`run`], and when the run has not passed: that is what ends the process with 1.
-pub fn command(args: &StressArgs) -> Result<()> {
+/// As [`run`].
+pub fn command(args: &StressArgs) -> Result<ExitCode> {
     let report = run(args)?;
     let mut out = io::stdout().lock();
     if args.json {
@@ -154,7 +158,11 @@ pub fn command(args: &StressArgs) -> Result<()> {
     } else {
         report.write(&mut out)?;
     }
-    report.failure().map_or(Ok(()), |failure| bail!(failure))
+    let failure = report.failure();
+    if let Some(failure) = &failure {
+        tracing::error!("{failure}");
+    }
+    Ok(if failure.is_none() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// Runs the sessions and reports on them.
@@ -181,6 +189,7 @@ fn in_process(args: &StressArgs, scripts: &[Script], runtime: &tokio::runtime::R
     let together = sized(args, scripts, args.concurrency);
     let simulation = Simulation {
         order: args.order().map(Into::into),
+        percent: args.order_percent.into(),
         seed: args.order_seed,
         mutant: args.mutant.or(args.unsafe_run_mutant),
         unproved: args.unsafe_run_mutant.is_some(),
@@ -201,20 +210,30 @@ fn in_process(args: &StressArgs, scripts: &[Script], runtime: &tokio::runtime::R
     let rows = simulation.rows.clone();
     let started = Instant::now();
     let company = {
-        let loaded = engine::build_with(&together, |checkpoint, config| {
-            Engine::simulated(checkpoint, config, simulation)
-        })?;
+        let loaded = if on_gpu(args) {
+            engine::build(&together)?
+        } else {
+            engine::build_with(&together, |checkpoint, config| {
+                Engine::simulated(checkpoint, config, simulation)
+            })?
+        };
         let model = Model::Local(Local::new(&loaded));
         runtime.block_on(sessions(&model, scripts, args.limits(), "together"))
     };
     let wall = started.elapsed();
-    let loaded = engine::build(&sized(args, scripts, 1))?;
+    let device = if on_gpu(args) { args.model.device } else { Device::Cpu };
+    let loaded = engine::build(&ModelArgs { device, ..sized(args, scripts, 1) })?;
     let model = Model::Local(Local::new(&loaded));
     let patient =
         Limits { concurrency: 1, timeout: Duration::from_secs(u64::from(u32::MAX)), ..args.limits() };
     let alone = runtime.block_on(sessions(&model, scripts, patient, "alone"));
     let comparison = compare(scripts, &company, &alone, &rows);
     Ok(Report::new(args, scripts, company, Some(comparison), wall))
+}
+
+/// The simulator is the CPU's, and tokens of the CPU and of a GPU are not compared here.
+fn on_gpu(args: &StressArgs) -> bool {
+    cfg!(feature = "cuda") && args.order().is_none() && args.model.device != Device::Cpu
 }
 
 /// The engine's sizes: `rows` at once, and sequences no longer than these sessions need.

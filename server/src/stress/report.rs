@@ -28,6 +28,8 @@ pub struct Report {
     pub mutant: Option<&'static str>,
     pub order: Option<Order>,
     pub order_seed: u64,
+    /// Steps in a hundred that draw an order.
+    pub order_percent: u8,
     pub wall_s: f64,
     pub counts: BTreeMap<&'static str, usize>,
     /// Sessions that leaked, called nothing, or failed.
@@ -86,6 +88,7 @@ impl Report {
             mutant: args.unsafe_run_mutant.map(flashlane::step::Mutant::slug),
             order: args.order(),
             order_seed: args.order_seed,
+            order_percent: args.order_percent,
             wall_s: wall.as_secs_f64(),
             counts: classes.collect(),
             corrupt: Proportion::new(count(|s| s.class.corrupt()), sessions.len()),
@@ -162,7 +165,12 @@ impl Report {
     fn setting(&self) -> String {
         let mutant = self.mutant.map_or_else(String::new, |slug| format!(" mutant={slug}"));
         let order = self.order.map_or_else(String::new, |order| {
-            format!(" order={} order_seed={}", format!("{order:?}").to_lowercase(), self.order_seed)
+            let name = format!("{order:?}").to_lowercase();
+            let share = match self.order_percent {
+                100 => String::new(),
+                percent => format!(" in {percent}% of the steps"),
+            };
+            format!(" order={name}{share} order_seed={}", self.order_seed)
         });
         format!(" index_k={}{mutant}{order}", self.index_k)
     }

@@ -7,7 +7,7 @@ use serde_json::Value;
 fn stress(flags: &[&str]) -> Output {
     let small = ["stress", "--sessions", "2", "--rounds", "1", "--ctx", "120", "--max-tokens", "64"];
     Command::new(env!("CARGO_BIN_EXE_flashlane"))
-        .env("RUST_LOG", "off")
+        .env("RUST_LOG", "error")
         .args(small)
         .args(flags)
         .output()
@@ -37,7 +37,6 @@ fn tokens_that_differ_exit_1_and_are_in_the_json() {
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert!(report["comparison"]["differing_tokens"].as_u64() > Some(0), "{report}");
     assert_eq!((&report["mutant"], &report["order"]), (&"free-by-host-order".into(), &"worst".into()));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("tokens differ"));
 }
 
 #[test]
