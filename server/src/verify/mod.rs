@@ -25,8 +25,8 @@ use report::Report;
 use target::Target;
 
 const HELP: &str = "\
-A step is the graph of kernels that one decode or prefill runs. Its values share an arena, and its lanes may run at the same
-time. Proved means: in every order that the edges allow, each read finds its value, also from one step to the next.
+A step is the graph of kernels that one decode or prefill runs. Its values share an arena, and its lanes may run at the same \
+time. Proved means: in every order that the edges allow, each read finds its value, also from one step to the next. \
 Exit status: 0 proved, 1 hazards, 2 usage.
 
 Examples:
