@@ -24,16 +24,20 @@ use check::Checked;
 use report::Report;
 use target::Target;
 
-/// Prove the model's steps free of hazards, or show where they are not.
-///
-/// A step is the graph of kernels that one decode or prefill runs. Its values share an arena, and its lanes may run at the
-/// same time. Proved means: in every order that the edges allow, each read finds its value, also from one step to the next.
-/// Exit status: 0 proved, 1 hazards, 2 usage.
+const HELP: &str = "\
+A step is the graph of kernels that one decode or prefill runs. Its values share an arena, and its lanes may run at the same \
+time. Proved means: in every order that the edges allow, each read finds its value, also from one step to the next. \
+Exit status: 0 proved, 1 hazards, 2 usage.
+
+Examples:
+  flashlane verify --flash
+      The full-size decode step of DeepSeek-V4-Flash, in seconds.
+  flashlane verify --mutant free-by-host-order --svg bug.svg
+      The bug that made others switch stream overlap off: refused, with a picture.";
+
+/// Arguments of `flashlane verify`.
 #[derive(Args, Clone, Debug)]
-#[command(after_help = "Examples:\n  \
-    flashlane verify --flash\n      The full-size decode step of DeepSeek-V4-Flash, 32 rows, in seconds.\n  \
-    flashlane verify --mutant free-by-host-order --svg bug.svg\n      \
-    The bug that made others switch stream overlap off: refused, with a picture.")]
+#[command(after_help = HELP)]
 pub struct VerifyArgs {
     /// Checkpoint directory, of which only config.json is read; without it, the built-in model
     #[arg(long, value_name = "DIR", conflicts_with_all = ["flash", "pro"])]
