@@ -69,13 +69,12 @@ impl Comparison {
     fn session(&mut self, script: &Script, company: &Session, alone: &Session, rows: &RowLog) {
         let rounds = company.answers.len().max(alone.answers.len());
         for round in 0..rounds {
-            if company.late && round == company.answers.len() {
-                return; // A slow machine says nothing about the token that did not come.
-            }
             let nothing = Answer::default();
             let here = company.answers.get(round).unwrap_or(&nothing);
             let there = alone.answers.get(round).unwrap_or(&nothing);
-            let length = here.ids.len().max(there.ids.len());
+            // A slow machine says nothing about the tokens that did not come.
+            let late = company.late && round + 1 == company.answers.len();
+            let length = if late { here.ids.len() } else { here.ids.len().max(there.ids.len()) };
             let differing = (0..length).filter(|&i| here.ids.get(i) != there.ids.get(i));
             let differing: Vec<usize> = differing.collect();
             self.compared_tokens += length;
@@ -92,6 +91,9 @@ impl Comparison {
                     Against::Alone,
                     rows,
                 ));
+                return;
+            }
+            if late {
                 return;
             }
         }
