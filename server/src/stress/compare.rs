@@ -36,7 +36,7 @@ pub struct Place {
     pub kind: Option<SpanKind>,
     /// Tokens back to what it looks up.
     pub distance: Option<usize>,
-    /// Row of the batch, and rows of the step; `None` where no step made a token.
+    /// Row of the batch, and rows of the step; `None` where no step ran.
     pub row: Option<usize>,
     pub bucket: Option<usize>,
     pub prefill: bool,
@@ -122,7 +122,7 @@ fn place(
     // The oracle's places hold only as long as the prompt is the oracle's.
     let as_scripted = script.turns.get(round).is_some_and(|turn| turn.start == prompt);
     let asked = script.place(length).filter(|_| as_scripted);
-    let row = found.ids.get(token).and_then(|_| rows.find(number(script.index, round), length));
+    let row = rows.find(number(script.index, round), length);
     Place {
         against,
         session: script.index,
