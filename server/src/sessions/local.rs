@@ -27,8 +27,8 @@ impl Local {
     /// `number` becomes the seed of the sampling, which names the request to the engine's row log.
     ///
     /// # Errors
-    /// A sentence: the request is refused, or failed.
-    pub(super) async fn ask(&self, body: &Value, number: u64) -> Result<Answer, String> {
+    /// A sentence: the request is refused, or failed; `answer` has what came before.
+    pub(super) async fn ask(&self, body: &Value, number: u64, answer: &mut Answer) -> Result<(), String> {
         let request = ChatRequest::read(body, false).map_err(|error| format!("{error:?}"))?;
         let prompt = render(&request.conversation);
         let limit = self.engine.max_model_len();
@@ -42,7 +42,7 @@ impl Local {
         };
         let config = Config { start: prompt.opening, tools };
         let mut decoder = ChatDecoder::new(Arc::clone(&self.tokenizer), config, Vec::new());
-        let mut answer = Answer { prompt: ids.len(), ..Answer::default() };
+        answer.prompt = ids.len();
         let mut handle = self
             .engine
             .submit(GenerateRequest {
@@ -69,7 +69,7 @@ impl Local {
             deltas.into_iter().for_each(|delta| answer.push(delta));
             if let Some(finish) = finish {
                 answer.finish = Finish::as_str(finish).to_owned();
-                return Ok(answer);
+                return Ok(());
             }
         }
         Err("the engine ended the stream without an end".to_owned())

@@ -35,9 +35,9 @@ pub struct Session {
     pub index: u64,
     pub class: Class,
     pub faults: Faults,
-    /// In order of the script's turns; a failed one is missing.
+    /// In order of the script's turns.
     pub answers: Vec<Answer>,
-    /// Why the last one is missing.
+    /// Why the last one is not whole.
     pub error: Option<String>,
     /// It came too late.
     pub late: bool,
@@ -63,10 +63,10 @@ pub fn number(session: u64, turn: usize) -> u64 {
 }
 
 impl Model {
-    async fn ask(&self, body: Value, number: u64) -> Result<Answer, String> {
+    async fn ask(&self, body: Value, number: u64, answer: &mut Answer) -> Result<(), String> {
         match self {
-            Self::Local(local) => local.ask(&body, number).await,
-            Self::Remote(remote) => remote.ask(body).await,
+            Self::Local(local) => local.ask(&body, number, answer).await,
+            Self::Remote(remote) => remote.ask(body, answer).await,
         }
     }
 }
@@ -88,15 +88,15 @@ pub async fn play(model: &Model, script: &Script, limits: Limits) -> Session {
         {
             body.insert(field.into(), value);
         }
-        let ask = model.ask(body.into(), number(script.index, turn));
-        let answer = tokio::time::timeout(limits.timeout, ask).await;
-        let late = answer.is_err();
-        let answer =
-            answer.unwrap_or_else(|_| Err(format!("no answer within {} s", limits.timeout.as_secs())));
-        let answer = match answer {
-            Ok(answer) => answer,
-            Err(error) => return Session { class: Class::Error, error: Some(error), late, ..session },
-        };
+        let mut answer = Answer::default();
+        let ask = model.ask(body.into(), number(script.index, turn), &mut answer);
+        let asked = tokio::time::timeout(limits.timeout, ask).await;
+        let late = asked.is_err();
+        let asked = asked.unwrap_or_else(|_| Err(format!("no answer within {} s", limits.timeout.as_secs())));
+        if let Err(error) = asked {
+            session.answers.push(answer);
+            return Session { class: Class::Error, error: Some(error), late, ..session };
+        }
         let Judged { class, faults } = judge(&answer, expected);
         session.faults |= faults;
         session.answers.push(answer);

@@ -57,13 +57,13 @@ impl Remote {
     }
 
     /// # Errors
-    /// A sentence: no connection, a refusal, or a stream that breaks off.
-    pub(super) async fn ask(&self, mut body: Value) -> Result<Answer, String> {
+    /// A sentence: no connection, a refusal, or a stream that breaks off; `answer` has what came before.
+    pub(super) async fn ask(&self, mut body: Value, answer: &mut Answer) -> Result<(), String> {
         body["model"] = self.model.as_str().into();
         body["stream"] = true.into();
         body["stream_options"] = json!({"include_usage": true});
         let mut stream = self.send(body.to_string()).await?;
-        let (mut answer, mut rest) = (Answer::default(), Vec::new());
+        let mut rest = Vec::new();
         while let Some(bytes) = stream.next().await {
             rest.extend(bytes.map_err(|error| format!("the stream broke off: {error}"))?);
             while let Some(end) = rest.iter().position(|&b| b == b'\n') {
@@ -74,8 +74,8 @@ impl Remote {
                     Some("[DONE]") if answer.finish.is_empty() => {
                         return Err("the stream ended without a finish reason".to_owned());
                     }
-                    Some("[DONE]") => return Ok(answer),
-                    Some(data) => event(&mut answer, data)?,
+                    Some("[DONE]") => return Ok(()),
+                    Some(data) => event(answer, data)?,
                 }
             }
         }

@@ -36,7 +36,7 @@ pub struct Place {
     pub kind: Option<SpanKind>,
     /// Tokens back to what it looks up.
     pub distance: Option<usize>,
-    /// Row of the batch, and rows of the step; `None` where no step made a token.
+    /// Row of the batch, and rows of the step; `None` where no step ran.
     pub row: Option<usize>,
     pub bucket: Option<usize>,
     pub prefill: bool,
@@ -69,13 +69,12 @@ impl Comparison {
     fn session(&mut self, script: &Script, company: &Session, alone: &Session, rows: &RowLog) {
         let rounds = company.answers.len().max(alone.answers.len());
         for round in 0..rounds {
-            if company.late && round == company.answers.len() {
-                return; // A slow machine says nothing about the token that did not come.
-            }
             let nothing = Answer::default();
             let here = company.answers.get(round).unwrap_or(&nothing);
             let there = alone.answers.get(round).unwrap_or(&nothing);
-            let length = here.ids.len().max(there.ids.len());
+            // A slow machine says nothing about the tokens that did not come.
+            let late = company.late && round + 1 == company.answers.len();
+            let length = if late { here.ids.len() } else { here.ids.len().max(there.ids.len()) };
             let differing = (0..length).filter(|&i| here.ids.get(i) != there.ids.get(i));
             let differing: Vec<usize> = differing.collect();
             self.compared_tokens += length;
@@ -92,6 +91,9 @@ impl Comparison {
                     Against::Alone,
                     rows,
                 ));
+                return;
+            }
+            if late {
                 return;
             }
         }
@@ -120,7 +122,7 @@ fn place(
     // The oracle's places hold only as long as the prompt is the oracle's.
     let as_scripted = script.turns.get(round).is_some_and(|turn| turn.start == prompt);
     let asked = script.place(length).filter(|_| as_scripted);
-    let row = found.ids.get(token).and_then(|_| rows.find(number(script.index, round), length));
+    let row = rows.find(number(script.index, round), length);
     Place {
         against,
         session: script.index,

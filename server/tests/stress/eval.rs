@@ -5,7 +5,7 @@ use flashlane_server::cli::{Cli, Command};
 use flashlane_server::eval;
 
 #[test]
-fn echoes_and_rules_are_measured_and_compared() {
+fn a_kind_is_measured_and_compared_between_formats() {
     let flags = ["flashlane", "eval", "--count", "8", "--only", "trail", "--concurrency", "4"];
     let Command::Eval(args) = Cli::try_parse_from(flags).unwrap().command else { panic!("eval") };
     let table = eval::run(&args).unwrap();

@@ -63,9 +63,8 @@ fn a_mutant_is_refused_unless_forced() {
 
 #[test]
 fn a_token_is_placed_in_its_row_and_look_up() {
-    // The model's own mistakes are placed too; with a bug in every step there is one in a decode step.
     let report = run(&["--sessions", "4", "--unsafe-run-mutant", "free-by-host-order", "--order", "worst"]);
     let places = report.comparison.unwrap().places;
-    let decoded = places.iter().find(|place| place.row.is_some()).unwrap();
-    assert!(decoded.row < decoded.bucket && decoded.length > 160, "{decoded:?}");
+    assert!(!places.is_empty());
+    assert!(places.iter().all(|place| place.row < place.bucket && place.length > 160), "{places:?}");
 }
