@@ -19,6 +19,10 @@ use safetensors::SafeTensors;
 const OFF: Numerics =
     Numerics { activation: Dtype::F32, trained: false, kv: KvFormat::F32, index: IndexFormat::F32 };
 
+/// The roundings of training: bf16 activations, FP8 rows, FP4 index keys and queries.
+const TRAINED: Numerics =
+    Numerics { activation: Dtype::Bf16, trained: true, kv: KvFormat::Fp8, index: IndexFormat::Fp4 };
+
 /// One sequence fed through prefill and decode steps by hand.
 struct Run {
     device: Box<dyn Device>,
@@ -132,8 +136,13 @@ impl Golden {
         let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("proptests/golden");
         let json: serde_json::Value =
             serde_json::from_slice(&std::fs::read(dir.join("tiny_a.json")).unwrap()).unwrap();
-        let (config, _) = ModelConfig::from_json(json["config"].to_string().as_bytes()).unwrap();
-        let checkpoint = synthetic::checkpoint(&config, json["seed"].as_u64().unwrap()).unwrap();
+        // The same weights as `transformers` saves them (tools/golden/save_pretrained.py), where a directory is named.
+        let checkpoint = if let Some(dir) = std::env::var_os("FLASHLANE_GOLDEN_CHECKPOINT") {
+            Checkpoint::open(Path::new(&dir)).unwrap()
+        } else {
+            let (config, _) = ModelConfig::from_json(json["config"].to_string().as_bytes()).unwrap();
+            synthetic::checkpoint(&config, json["seed"].as_u64().unwrap()).unwrap()
+        };
         Self { checkpoint, bytes: std::fs::read(dir.join("tiny_a.safetensors")).unwrap() }
     }
 
@@ -199,4 +208,40 @@ fn the_cpu_path_matches_transformers_in_prefill_and_decode() {
         let mut run = Run::new(&golden.checkpoint, OFF, &Executor::Cpu);
         golden.check(prompt, &run.all(&tokens, prefilled));
     }
+}
+
+/// On the CPU a token's logits are the same bits whether a prefill block or a decode step computes them.
+#[test]
+fn prefill_and_decode_give_the_same_bits() {
+    let checkpoint = synthetic::checkpoint(&synthetic::tiny_config(), 5).unwrap();
+    let tokens: Vec<u32> = (0..300u32).map(|i| i * i % 96).collect();
+    for numerics in [OFF, TRAINED] {
+        let logits = |prefilled| Run::new(&checkpoint, numerics, &Executor::Cpu).all(&tokens, prefilled).logits;
+        let whole = logits(tokens.len());
+        for prefilled in [0, 127, 256, 259] {
+            assert!(whole == logits(prefilled), "{numerics:?}, {prefilled} prefilled");
+        }
+    }
+}
+
+/// With the roundings of training, one that flips changes a choice, and a random model then goes another way; so the oracle
+/// and the CPU are compared by the middle of their differences and by the share of equal choices.
+#[test]
+fn the_cpu_path_is_the_oracle_with_the_roundings_of_training() {
+    let checkpoint = synthetic::checkpoint(&synthetic::tiny_config(), 5).unwrap();
+    let tokens: Vec<u32> = (0..140u32).map(|i| i * i % 96).collect();
+    let run = |executor| Run::new(&checkpoint, TRAINED, &executor).all(&tokens, 133);
+    let (oracle, cpu) = (run(Executor::Reference), run(Executor::Cpu));
+    let mut errors: Vec<f32> = oracle.logits.iter().zip(&cpu.logits).map(|(a, b)| relative(a, b)).collect();
+    errors.sort_by(f32::total_cmp);
+    assert!(errors[errors.len() / 2] < 0.02, "the median error is {}", errors[errors.len() / 2]);
+    let pairs = oracle.experts.iter().flatten().zip(cpu.experts.iter().flatten());
+    let (same, all) = pairs.fold((0, 0), |(same, all), (a, b)| (same + usize::from(a == b), all + 1));
+    assert!(20 * same > 19 * all, "{same} of {all} tokens go to the same experts");
+}
+
+/// The largest difference over the largest logit.
+fn relative(oracle: &[f32], found: &[f32]) -> f32 {
+    let scale = oracle.iter().fold(0f32, |m, v| m.max(v.abs()));
+    oracle.iter().zip(found).fold(0f32, |m, (a, b)| m.max((a - b).abs())) / scale
 }
