@@ -25,6 +25,8 @@ pub struct Simulation {
     /// Of the orders.
     pub seed: u64,
     pub mutant: Option<Mutant>,
+    /// Dead bytes become NaN also with a mutant, as they always do without one, where a step must not pass by luck.
+    pub poison: bool,
     /// Runs the mutant although no proof allows it.
     pub unproved: bool,
     pub rows: RowLog,
@@ -142,8 +144,6 @@ struct Simulated {
     order: Option<Order>,
     percent: usize,
     random: Random,
-    /// Dead bytes become NaN, so that a true step cannot pass by luck. A mutant keeps what lies there: wrong values, as in
-    /// production, and not the end of every request.
     poison: bool,
     rows: RowLog,
 }
@@ -161,8 +161,8 @@ impl Simulated {
             states: layout.states().map(|s| Bytes::zeroed(s.slots * s.len * 4)).collect(),
         };
         let memory = run.iter().map(|(graph, plan)| Memory::new(graph, plan)).collect();
-        let Simulation { order, percent, seed, mutant, rows, .. } = simulation;
-        let (random, poison) = (Random::new(seed), mutant.is_none());
+        let Simulation { order, percent, seed, mutant, poison, rows, .. } = simulation;
+        let (random, poison) = (Random::new(seed), poison || mutant.is_none());
         Self { steps: steps.into(), run, memory, resident, weights, order, percent, random, poison, rows }
     }
 }

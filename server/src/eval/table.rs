@@ -19,7 +19,7 @@ pub struct Table {
     pub seed: u64,
     pub wall_s: f64,
     pub rows: Vec<Row>,
-    /// Items with markup in content, no answer, no call where one was due, text behind a call, or no end.
+    /// Items with markup in content, no answer, text behind a call, or no end.
     pub frame_errors: Proportion,
     pub agreement: Vec<Agreement>,
 }
@@ -192,12 +192,13 @@ mod tests {
     #[test]
     fn frame_errors_are_counted_over_all_kinds() {
         let mut all = sessions(3, 1);
-        all[0].class = Class::NoTool;
+        all[0].class = Class::Leak;
+        all[1].class = Class::NoTool;
         let table = judged(Vec::new(), &all);
-        assert_eq!((table.frame_errors.count, table.rows[0].right.count), (1, 2));
+        assert_eq!((table.frame_errors.count, table.rows[0].right.count), (1, 1));
         let mut out = Vec::new();
         table.write(&mut out).unwrap();
         let text = String::from_utf8(out).unwrap();
-        assert!(text.contains("walk                     2/4      50%"), "{text}");
+        assert!(text.contains("walk                     1/4      25%"), "{text}");
     }
 }

@@ -49,11 +49,10 @@ impl Session {
         self.class == Class::Done && !self.faults.any()
     }
 
-    /// The form was broken, whatever the values.
+    /// The form was broken, whatever was said: a plain answer where a call was due is only wrong.
     pub fn frame_error(&self) -> bool {
-        self.class.corrupt()
-            || self.faults.stray
-            || self.answers.iter().any(|answer| answer.finish == "length")
+        let endless = self.answers.iter().any(|answer| answer.finish == "length");
+        matches!(self.class, Class::Leak | Class::Error) || self.faults.stray || endless
     }
 }
 

@@ -84,6 +84,10 @@ pub struct StressArgs {
     /// Share of the steps that draw an order, in percent; the others run as appended
     #[arg(long, value_name = "PERCENT", default_value_t = 100, value_parser = clap::value_parser!(u8).range(0..=100))]
     pub order_percent: u8,
+    /// Fills dead bytes with NaN also for a mutant: what reads them fails its request. Without it a mutant reads what lies
+    /// there, as in production, and may get by
+    #[arg(long, requires = "unsafe_run_mutant")]
+    pub poison: bool,
     /// The report as JSON
     #[arg(long)]
     pub json: bool,
@@ -192,6 +196,7 @@ fn in_process(args: &StressArgs, scripts: &[Script], runtime: &tokio::runtime::R
         percent: args.order_percent.into(),
         seed: args.order_seed,
         mutant: args.mutant.or(args.unsafe_run_mutant),
+        poison: args.poison,
         unproved: args.unsafe_run_mutant.is_some(),
         rows: RowLog::default(),
     };

@@ -43,6 +43,14 @@ fn a_mutant_is_silent_in_append_order_and_corrupts_in_others() {
     }
 }
 
+/// It reads what an earlier step left, which need not change a token; poison shows that it reads it.
+#[test]
+fn a_dropped_join_reads_dead_bytes() {
+    let report =
+        run(&["--sessions", "2", "--unsafe-run-mutant", "dropped-join", "--poison", "--order-seed", "7"]);
+    assert!(report.comparison.unwrap().differing_tokens > 0);
+}
+
 #[test]
 fn one_session_at_a_time_repeats_bit_by_bit() {
     let flags =
