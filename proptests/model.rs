@@ -216,7 +216,8 @@ fn prefill_and_decode_give_the_same_bits() {
     let checkpoint = synthetic::checkpoint(&synthetic::tiny_config(), 5).unwrap();
     let tokens: Vec<u32> = (0..300u32).map(|i| i * i % 96).collect();
     for numerics in [OFF, TRAINED] {
-        let logits = |prefilled| Run::new(&checkpoint, numerics, &Executor::Cpu).all(&tokens, prefilled).logits;
+        let logits =
+            |prefilled| Run::new(&checkpoint, numerics, &Executor::Cpu).all(&tokens, prefilled).logits;
         let whole = logits(tokens.len());
         for prefilled in [0, 127, 256, 259] {
             assert!(whole == logits(prefilled), "{numerics:?}, {prefilled} prefilled");

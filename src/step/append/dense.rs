@@ -5,6 +5,7 @@ use std::panic::Location;
 use crate::ops::{
     BufferId, Dtype, Embed, Epilogue, HyperHead, HyperPost, HyperPre, Linear, Op, RmsNorm, Sample, Value,
 };
+use crate::step::append::result_of;
 use crate::step::append::{HyperWeights, NormWeights};
 use crate::step::builder::{Output, T, Weight};
 use crate::step::lane::Lane;
@@ -150,7 +151,7 @@ impl<'s> Lane<'s> {
         let mut inner = self.inner();
         inner.same(at, "rmsnorm: columns", norm.gain.cols, x.cols);
         let activation = inner.numerics.activation;
-        let out = inner.transient(&norm.gain.name, activation, x.rows, x.cols);
+        let out = inner.transient(&result_of(&norm.gain), activation, x.rows, x.cols);
         let weight = inner.weight(&norm.gain);
         let (rows, width) = (x.rows, x.cols);
         drop(inner);
@@ -211,7 +212,7 @@ impl<'s> Lane<'s> {
             epilogue,
         };
         let dtype = dtype.unwrap_or(inner.numerics.activation);
-        op.out = inner.transient(&weight.name, dtype, x.rows, op.cols_out());
+        op.out = inner.transient(&result_of(weight), dtype, x.rows, op.cols_out());
         drop(inner);
         let result = T::new(op.out, op.rows, op.cols_out());
         self.append(Op::Linear(op));

@@ -3,6 +3,7 @@
 use std::panic::Location;
 
 use crate::ops::{Dtype, ExpertsDown, ExpertsUp, Op, Router, Routing};
+use crate::step::append::result_of;
 use crate::step::builder::{Output, T, Weight};
 use crate::step::lane::Lane;
 
@@ -67,7 +68,7 @@ impl<'s> Lane<'s> {
         let width = weight.rows / (2 * routed.experts);
         inner.same(at, &format!("{}: rows", weight.name), 2 * width * routed.experts, weight.rows);
         let activation = inner.numerics.activation;
-        let h = inner.transient(&weight.name, activation, x.rows, routed.k * width);
+        let h = inner.transient(&result_of(weight), activation, x.rows, routed.k * width);
         let op = ExpertsUp {
             tokens,
             x: x.value,
@@ -97,7 +98,7 @@ impl<'s> Lane<'s> {
         inner.same(at, &format!("{}: rows", weight.name), routed.experts * hidden, weight.rows);
         inner.same(at, &format!("{}: columns", weight.name), h.cols, routed.k * width);
         let activation = inner.numerics.activation;
-        let y = inner.transient(&weight.name, activation, h.rows, hidden);
+        let y = inner.transient(&result_of(weight), activation, h.rows, hidden);
         let op = ExpertsDown {
             tokens,
             h: h.value,

@@ -33,6 +33,11 @@ pub struct NormWeights {
     pub eps: f32,
 }
 
+/// The name of what a weight makes: `layers.0.attn.wkv.out` for `layers.0.attn.wkv.weight`.
+fn result_of(weight: &Weight) -> String {
+    format!("{}.out", weight.name.trim_end_matches(".weight"))
+}
+
 impl Inner {
     fn transient(&mut self, name: &str, dtype: Dtype, rows: usize, cols: usize) -> Value {
         let index = self.graph.nodes.len();
