@@ -33,6 +33,13 @@ pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// The reader of our output has gone, as `head` does: nothing is wrong.
+pub fn reader_gone(error: &anyhow::Error) -> bool {
+    let io =
+        |cause: &(dyn std::error::Error + 'static)| cause.downcast_ref::<io::Error>().map(io::Error::kind);
+    error.chain().any(|cause| io(cause) == Some(io::ErrorKind::BrokenPipe))
+}
+
 fn log(format: LogFormat) {
     let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
@@ -49,6 +56,9 @@ fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
 }
 
 async fn serve_http(args: ServeArgs) -> anyhow::Result<()> {
+    if !args.api_key.is_empty() && args.api_key.iter().all(String::is_empty) {
+        anyhow::bail!("--api-key is empty: give a key, or leave it out to serve without one");
+    }
     let address = (args.host, args.port);
     // Before the model is loaded: a taken port should not cost minutes.
     let listener = TcpListener::bind(address).await;

@@ -96,6 +96,9 @@ const USAGE: u8 = 2;
 pub fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
     let found = if args.list_mutants { list(args) } else { verify(args) };
     Ok(found.unwrap_or_else(|error| {
+        if crate::commands::reader_gone(&error) {
+            return ExitCode::SUCCESS;
+        }
         eprintln!("flashlane: {error:#}");
         ExitCode::from(USAGE)
     }))
