@@ -4,14 +4,16 @@
 use std::sync::Arc;
 
 use flashlane::checkpoint::{Checkpoint, synthetic};
+use flashlane::cpu;
 use flashlane::engine::{
-    Engine, EngineConfig, EngineError, Event, FinishReason, Generate, GenerateRequest, RequestHandle,
-    SamplingParams,
+    Device, Engine, EngineConfig, EngineError, Event, FinishReason, Generate, GenerateRequest, HostDevice,
+    Prepared, RequestHandle, SamplingParams, StartError,
 };
 use flashlane::format::index_row::IndexFormat;
 use flashlane::format::kv_row::KvFormat;
+use flashlane::model::{CacheLayout, ModelWeights, load};
 use flashlane::ops::Dtype;
-use flashlane::step::{Numerics, Random};
+use flashlane::step::{Memory, Numerics, Random};
 
 pub(crate) const SERVED: Numerics =
     Numerics { activation: Dtype::Bf16, trained: true, kv: KvFormat::Fp8, index: IndexFormat::Bf16 };
@@ -183,4 +185,117 @@ fn the_context_can_be_filled_exactly() {
     let (tokens, end) = collect(engine.submit(request(4, 700, 68)).unwrap());
     assert_eq!(tokens.len(), 68);
     assert!(matches!(end, Event::Finished { reason: FinishReason::Length, .. }));
+}
+
+/// Sums of lengths do not wrap, and a size that nothing can number is refused in words before anything is made of it.
+#[test]
+fn sizes_at_the_end_of_their_range_are_refused_in_words() {
+    let endless = EngineConfig { max_num_queued: usize::MAX, ..config(SERVED, 1) };
+    let engine = Engine::on_cpu(&model(), endless).unwrap();
+    let refused = engine.submit(request(0, 4, usize::MAX)).unwrap_err();
+    assert_eq!(refused, EngineError::ContextLength { prompt: 4, max_tokens: usize::MAX, limit: 768 });
+    assert_eq!(collect(engine.submit(request(0, 4, 2)).unwrap()).0.len(), 2);
+
+    let small = config(SERVED, 1);
+    for large in [
+        EngineConfig { max_model_len: usize::MAX, ..small },
+        EngineConfig { max_num_seqs: usize::MAX, ..small },
+        EngineConfig { num_blocks: Some(usize::MAX), ..small },
+        EngineConfig { num_blocks: Some(1 << 31), ..small },
+    ] {
+        assert!(matches!(large.check(), Err(StartError::TooLarge { .. })), "{large:?}");
+    }
+}
+
+/// Pages for one request at a time, though rows for four: the others wait their turn, a large one is not passed over, and
+/// one that could never run is refused at once.
+#[test]
+fn requests_wait_for_pages_in_order_of_arrival() {
+    let expected = alone(SERVED);
+    let engine = Engine::on_cpu(&model(), EngineConfig { num_blocks: Some(3), ..config(SERVED, 4) }).unwrap();
+    let refused =
+        Engine::on_cpu(&model(), EngineConfig { num_blocks: Some(1), ..config(SERVED, 4) }).unwrap();
+    assert_eq!(
+        refused.submit(request(0, 257, 9)).unwrap_err(),
+        EngineError::OutOfPages { needed: 2, total: 1 }
+    );
+    let submit = |(seed, prompt): (u64, usize)| engine.submit(request(seed, prompt, 9)).unwrap();
+    let handles: Vec<_> = (0u64..).zip(PROMPTS).chain([(11, 600), (0, 1)]).map(submit).collect();
+    let got: Vec<_> = handles.into_iter().map(|handle| collect(handle).0).collect();
+    assert_eq!(got[..12], expected);
+    assert_eq!(got[12..], [expected[11].clone(), expected[0].clone()]);
+    idle(&engine);
+}
+
+/// With no queue at all, whoever has had the end of a request can submit the next: its place is free by then, also while
+/// a decode step of others goes on.
+#[test]
+fn a_place_is_free_when_its_request_has_ended() {
+    let config = EngineConfig { max_num_queued: 0, ..config(SERVED, 2) };
+    let engine = Engine::on_cpu(&model(), config).unwrap();
+    let long = engine.submit(request(0, 1, 300)).unwrap();
+    for seed in 0..50 {
+        collect(engine.submit(request(seed, 1, 1)).unwrap());
+    }
+    collect(long);
+}
+
+/// Runs `left` steps, then fails or panics.
+struct Failing {
+    device: HostDevice<cpu::Weights, cpu::ExecError>,
+    left: usize,
+    panics: bool,
+}
+
+impl Device for Failing {
+    fn steps(&self) -> Arc<[Prepared]> {
+        self.device.steps()
+    }
+
+    fn io(&mut self, step: usize) -> &mut Memory {
+        self.device.io(step)
+    }
+
+    fn run(&mut self, step: usize) -> Result<(), String> {
+        if self.left == 0 {
+            assert!(!self.panics, "the device fell over");
+            return Err("the device fell off the bus".to_owned());
+        }
+        self.left -= 1;
+        self.device.run(step)
+    }
+}
+
+fn failing(config: EngineConfig, left: usize, panics: bool) -> Engine {
+    let checkpoint = model();
+    let (weights, registry) = ModelWeights::new(&checkpoint.config, config.max_positions());
+    let layout = CacheLayout::new(&weights, config.numerics, config.cache_size());
+    let steps = config.prepare(&weights, &layout).unwrap();
+    let loaded = load(&registry, &checkpoint).unwrap().into_iter().collect();
+    let device = HostDevice::new(&layout, steps, loaded, cpu::serial::run_step);
+    Engine::start(config, layout, Box::new(Failing { device, left, panics })).unwrap()
+}
+
+/// A device that fails, in prefill or decode, ends every request with its sentence: those in the step, those beside it and
+/// those that wait.
+#[test]
+fn a_device_that_fails_ends_every_request_with_its_sentence() {
+    for (panics, why) in [(false, "the device fell off the bus"), (true, "the device fell over")] {
+        for left in [0, 1, 2, 3, 7] {
+            let engine = failing(config(SERVED, 2), left, panics);
+            // The first step takes long enough for all of four to be submitted, unless it fails.
+            let accepted = if left == 0 { 1 } else { 4 };
+            let submit = |seed| engine.submit(request(seed, 300, 200)).unwrap();
+            let handles: Vec<_> = (0..accepted).map(submit).collect();
+            let dead = EngineError::Dead(why.to_owned());
+            for handle in handles {
+                assert_eq!(collect(handle).1, Event::Failed(dead.clone()), "after {left} steps");
+            }
+            while engine.stats().failed < accepted {
+                std::thread::yield_now();
+            }
+            assert_eq!(engine.stats().failed, accepted);
+            assert_eq!(engine.submit(request(9, 1, 1)).unwrap_err(), dead);
+        }
+    }
 }

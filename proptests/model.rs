@@ -170,11 +170,14 @@ impl Golden {
             assert!(scale > 0.5, "{prompt} {position}: vacuous, largest logit {scale}");
             assert!(worst <= 1e-4 * scale, "{prompt} {position}: logits differ by {worst} of {scale}");
         }
-        for (layer, experts) in shown.experts.iter().enumerate() {
-            self.same_choices(&format!("{prompt}.layers.{layer}.experts"), experts);
-        }
-        for (layer, selected) in shown.selected.iter().enumerate().filter(|(_, s)| !s.is_empty()) {
-            self.same_choices(&format!("{prompt}.layers.{layer}.rows"), selected);
+        for name in tensors.names().into_iter().filter(|name| name.starts_with(prompt)) {
+            let mut parts = name.split('.').skip(2);
+            let layer = parts.next().and_then(|layer| layer.parse::<usize>().ok());
+            match (layer, parts.next()) {
+                (Some(layer), Some("experts")) => self.same_choices(name, &shown.experts[layer]),
+                (Some(layer), Some("rows")) => self.same_choices(name, &shown.selected[layer]),
+                _ => {}
+            }
         }
     }
 
@@ -182,6 +185,7 @@ impl Golden {
         let tensors = self.tensors();
         let theirs = tensors.tensor(name).unwrap();
         let k = theirs.shape()[1];
+        assert_eq!(ours.len(), theirs.shape()[0], "{name}: tokens that show a choice");
         for (position, (ours, theirs)) in ours.iter().zip(theirs.data().chunks(k)).enumerate() {
             let theirs: Vec<i32> =
                 theirs.iter().map(|&id| if id == 255 { -1 } else { i32::from(id) }).collect();

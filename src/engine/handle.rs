@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use super::api::{EngineError, Generate, GenerateRequest, RequestHandle, Stats};
 use super::bucket::{Prepared, Unprovable, decode_shapes, prepare, prove_steps};
 use super::device::Device;
-use super::request::Waiting;
+use super::request::{Reader, Waiting};
 use super::scheduler::Scheduler;
 use crate::cache::WINDOW_PAGES;
 use crate::model::{CacheLayout, CacheSize, ModelWeights, StepShape};
@@ -23,7 +23,8 @@ pub struct EngineConfig {
     pub max_model_len: usize,
     /// Requests that run at once.
     pub max_num_seqs: usize,
-    /// Requests that may wait.
+    /// Requests that may wait while `max_num_seqs` run. The sum of both bounds what is accepted, so that more may wait where
+    /// pages are too few for `max_num_seqs`.
     pub max_num_queued: usize,
     /// Pages of 256 tokens; `None`: enough for every running request at full length.
     pub num_blocks: Option<usize>,
@@ -42,24 +43,34 @@ impl EngineConfig {
 
     #[must_use]
     pub fn cache_size(&self) -> CacheSize {
-        let blocks = self.max_num_seqs * self.max_model_len.div_ceil(BLOCK_TOKENS);
+        let blocks = self.max_num_seqs.saturating_mul(self.max_model_len.div_ceil(BLOCK_TOKENS));
         CacheSize {
-            window_pages: 1 + self.max_num_seqs * WINDOW_PAGES,
-            blocks: 1 + self.num_blocks.unwrap_or(blocks),
+            window_pages: self.max_num_seqs.saturating_mul(WINDOW_PAGES).saturating_add(1),
+            blocks: self.num_blocks.unwrap_or(blocks).saturating_add(1),
             slots: self.max_num_seqs,
         }
     }
 
     /// # Errors
-    /// [`StartError::Zero`] for a size that leaves nothing to run.
+    /// [`StartError::Zero`] for a size that leaves nothing to run, [`StartError::TooLarge`] for one whose positions or pages
+    /// an i32 of a step's inputs cannot name.
     pub fn check(&self) -> Result<(), StartError> {
         let sizes = [
             ("max_model_len", self.max_model_len),
             ("max_num_seqs", self.max_num_seqs),
             ("num_pages", self.num_blocks.unwrap_or(1)),
         ];
-        let zero = sizes.into_iter().find(|(_, size)| *size == 0);
-        zero.map_or(Ok(()), |(what, _)| Err(StartError::Zero(what)))
+        if let Some((what, _)) = sizes.into_iter().find(|(_, size)| *size == 0) {
+            return Err(StartError::Zero(what));
+        }
+        let CacheSize { window_pages, blocks, .. } = self.cache_size();
+        let named = [
+            ("max_model_len", self.max_model_len.saturating_add(BLOCK_TOKENS)),
+            ("max_num_seqs: window pages", window_pages),
+            ("num_pages", blocks),
+        ];
+        let large = named.into_iter().find(|(_, size)| i32::try_from(*size).is_err());
+        large.map_or(Ok(()), |(what, size)| Err(StartError::TooLarge { what, size }))
     }
 
     /// The shapes that steps are built for: the decode buckets ascending, then prefill.
@@ -88,6 +99,8 @@ impl EngineConfig {
 pub enum StartError {
     #[error("{0} must be at least 1")]
     Zero(&'static str),
+    #[error("{what}: {size} cannot be numbered in the 31 bits that a step has for it")]
+    TooLarge { what: &'static str, size: usize },
     #[error("the engine thread could not be started: {0}")]
     Thread(#[from] std::io::Error),
     #[error("the worker threads could not be started: {0}")]
@@ -100,7 +113,8 @@ struct Shared {
     stats: Mutex<Stats>,
     dead: Mutex<Option<String>>,
     draining: AtomicBool,
-    queued: AtomicUsize,
+    /// Requests accepted and not yet ended: each gives its place back itself.
+    taken: Arc<AtomicUsize>,
     accepted: AtomicU64,
     rejected: AtomicU64,
     next_id: AtomicU64,
@@ -152,10 +166,11 @@ impl Engine {
                 format!("token id {id} is not below the vocabulary size {}", self.config.vocab),
             );
         }
-        if prompt + request.max_tokens > limit {
+        let total = prompt.saturating_add(request.max_tokens);
+        if total > limit {
             return Err(EngineError::ContextLength { prompt, max_tokens: request.max_tokens, limit });
         }
-        let needed = (prompt + request.max_tokens).div_ceil(BLOCK_TOKENS);
+        let needed = total.div_ceil(BLOCK_TOKENS);
         let total = self.config.cache_size().blocks - 1;
         if needed > total {
             return Err(EngineError::OutOfPages { needed, total });
@@ -171,16 +186,16 @@ impl Engine {
             return Err(EngineError::Draining);
         }
         self.check(&request)?;
-        let limit = self.config.max_num_queued + self.config.max_num_seqs;
-        let queued = self.shared.queued.fetch_add(1, Ordering::AcqRel);
-        if queued >= limit {
-            self.shared.queued.fetch_sub(1, Ordering::AcqRel);
-            let queued = queued.saturating_sub(self.config.max_num_seqs);
+        let limit = self.config.max_num_queued.saturating_add(self.config.max_num_seqs);
+        let taken = self.shared.taken.fetch_add(1, Ordering::AcqRel);
+        if taken >= limit {
+            self.shared.taken.fetch_sub(1, Ordering::AcqRel);
+            let queued = taken.saturating_sub(self.config.max_num_seqs);
             return Err(EngineError::QueueFull { queued, limit: self.config.max_num_queued });
         }
         let id = self.shared.next_id.fetch_add(1, Ordering::Relaxed);
         let (sender, events) = tokio::sync::mpsc::channel(request.max_tokens + 1);
-        let waiting = Waiting { id, request, events: sender };
+        let waiting = Waiting { id, request, reader: Reader::new(sender, Arc::clone(&self.shared.taken)) };
         let submit = self.submit.lock().unwrap_or_else(PoisonError::into_inner);
         let sent = submit.as_ref().map(|s| s.send(waiting));
         match sent {
@@ -293,15 +308,7 @@ fn rounds(scheduler: &mut Scheduler, requests: &Receiver<Waiting>, shared: &Shar
     }
 }
 
-/// Makes the counters visible. Requests in flight between `submit` and the queue keep their place in `queued`.
+/// Makes the counters visible.
 fn publish(scheduler: &Scheduler, shared: &Shared) {
-    let stats = scheduler.stats();
-    let ended = stats.finished + stats.aborted + stats.failed;
-    let before = {
-        let mut held = shared.stats.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = held.finished + held.aborted + held.failed;
-        *held = stats;
-        before
-    };
-    shared.queued.fetch_sub(usize::try_from(ended - before).unwrap_or(0), Ordering::AcqRel);
+    *shared.stats.lock().unwrap_or_else(PoisonError::into_inner) = scheduler.stats();
 }

@@ -14,6 +14,7 @@ pub mod inputs;
 mod local;
 mod logprobs;
 mod request;
+mod runner;
 mod scheduler;
 mod simulated;
 

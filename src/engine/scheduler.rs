@@ -1,23 +1,21 @@
-//! Which requests are in the next step. Single-threaded and without a clock: the same submissions in the same order give
-//! the same steps.
+//! Which requests are in the next step. Single-threaded and without a clock: the same calls in the same order give the same
+//! steps.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 
-use super::api::{EngineError, FinishReason, Stats};
-use super::bucket::Prepared;
+use super::api::{EngineError, Event, Stats};
 use super::device::Device;
-use super::inputs::{Held, Segment, fill};
-use super::logprobs::logprobs;
+use super::inputs::Segment;
 use super::request::{Active, Waiting};
-use crate::cache::{Caches, InProcess, Manifest, Owner, PageError, Sequence, Transfer};
+use super::runner::{Runner, Sampled};
+use crate::cache::{Caches, InProcess, Manifest, Owner, Sequence, Transfer};
 use crate::model::CacheLayout;
 use crate::ops::BLOCK_TOKENS;
 
-/// Owns the device, the pages and every request.
+/// Owns the device, the pages and every request. A request stays in its queue while a step runs, so that one whose step
+/// fails, or panics, is still there to be told.
 pub(super) struct Scheduler {
-    device: Box<dyn Device>,
-    steps: Arc<[Prepared]>,
+    runner: Runner,
     layout: CacheLayout,
     transfer: InProcess,
     caches: Caches,
@@ -26,15 +24,7 @@ pub(super) struct Scheduler {
     decoding: Vec<Active>,
     max_rows: usize,
     max_positions: usize,
-    /// Index of the prefill step; decode steps are before it, ascending.
-    prefill_step: usize,
     stats: Stats,
-}
-
-/// What a step left for one sampled row.
-struct Sampled {
-    token: Result<u32, ()>,
-    logprobs: Option<super::api::Logprobs>,
 }
 
 impl Scheduler {
@@ -44,25 +34,17 @@ impl Scheduler {
         max_rows: usize,
         max_positions: usize,
     ) -> Self {
-        let caches = Caches::new(layout.size);
-        let steps = device.steps();
-        let prefill_step = steps.len() - 1;
-        let transfer = InProcess::new(layout.clone());
-        let (waiting, prefilling, decoding) = (VecDeque::new(), VecDeque::new(), Vec::new());
-        let stats = Stats::default();
         Self {
-            device,
-            steps,
+            runner: Runner::new(device),
+            caches: Caches::new(layout.size),
+            transfer: InProcess::new(layout.clone()),
             layout,
-            transfer,
-            caches,
-            waiting,
-            prefilling,
-            decoding,
+            waiting: VecDeque::new(),
+            prefilling: VecDeque::new(),
+            decoding: Vec::new(),
             max_rows,
             max_positions,
-            prefill_step,
-            stats,
+            stats: Stats::default(),
         }
     }
 
@@ -96,7 +78,7 @@ impl Scheduler {
 
     /// Every step so far has completed: nothing can still be using what was returned.
     fn settle(&mut self) {
-        self.caches.settle(self.stats.steps);
+        self.caches.settle(self.runner.completed);
     }
 
     pub(super) fn stats(&self) -> Stats {
@@ -104,6 +86,7 @@ impl Scheduler {
         Stats {
             running: self.running(),
             waiting: self.waiting.len(),
+            steps: self.runner.completed,
             free_blocks: c.blocks.free_count(),
             total_blocks: c.blocks.total(),
             free_windows: c.windows.free_count(),
@@ -116,11 +99,11 @@ impl Scheduler {
 
     /// Ends every request with `error`, for an engine that cannot go on.
     pub(super) fn fail_all(&mut self, error: &EngineError) {
-        for waiting in self.waiting.drain(..) {
+        for mut waiting in self.waiting.drain(..) {
             self.stats.failed += 1;
-            let _gone = waiting.events.try_send(super::api::Event::Failed(error.clone()));
+            waiting.reader.end(Event::Failed(error.clone()));
         }
-        for active in self.prefilling.drain(..).chain(self.decoding.drain(..)) {
+        for mut active in self.prefilling.drain(..).chain(self.decoding.drain(..)) {
             self.stats.failed += 1;
             active.fail(error.clone());
         }
@@ -128,7 +111,7 @@ impl Scheduler {
 
     fn drop_abandoned(&mut self) {
         let before = self.waiting.len();
-        self.waiting.retain(|w| !w.events.is_closed());
+        self.waiting.retain(|w| !w.reader.gone());
         self.stats.aborted += (before - self.waiting.len()) as u64;
         let (mut gone, prefilling): (Vec<_>, Vec<_>) = self.prefilling.drain(..).partition(Active::abandoned);
         self.prefilling = prefilling.into();
@@ -146,8 +129,8 @@ impl Scheduler {
             let owner = Owner(next.id);
             let tokens = (next.request.prompt.len() + next.request.max_tokens).min(self.max_positions);
             let Ok(sequence) = Sequence::admit(&mut self.caches, owner, tokens) else { return };
-            if let Some(Waiting { id, request, events }) = self.waiting.pop_front() {
-                let active = Active { id, request, events, sequence, len: 0, newest: None, generated: 0 };
+            if let Some(Waiting { id, request, reader }) = self.waiting.pop_front() {
+                let active = Active { id, request, reader, sequence, len: 0, newest: None, generated: 0 };
                 self.prefilling.push_back(active);
             }
         }
@@ -155,67 +138,66 @@ impl Scheduler {
 
     /// One block of the request that has waited longest.
     fn prefill(&mut self) -> Result<(), String> {
-        let Some(mut active) = self.prefilling.pop_front() else { return Ok(()) };
+        let Some(active) = self.prefilling.front_mut() else { return Ok(()) };
         let (from, prompt) = (active.len, active.request.prompt.len());
         let to = prompt.min(from + BLOCK_TOKENS);
+        let last = to == prompt;
+        let step = self.runner.prefill;
         if let Err(error) = active.sequence.extend_window(&mut self.caches, from, to) {
-            self.end_with_error(active, error);
+            let error = EngineError::Internal(error.to_string());
+            self.prefilling.pop_front().into_iter().for_each(|active| self.fail(active, error.clone()));
             return Ok(());
         }
-        let last = to == prompt;
         let segment = Segment {
             sequence: &active.sequence,
             start: from,
             tokens: &active.request.prompt[from..to],
             sample: last.then_some(&active.request.sampling),
         };
-        self.run(self.prefill_step, &[segment])?;
+        self.runner.run(step, &self.caches, &[segment])?;
         self.stats.prompt_tokens += (to - from) as u64;
-        active.len = to;
-        if let Err(error) = active.sequence.slide(&mut self.caches, to, self.stats.steps) {
-            self.end_with_error(active, error);
-            return Ok(());
-        }
-        if !last {
+        let Some(active) = self.prefilling.pop_front() else { return Ok(()) };
+        let Some(active) = self.advance(active, to) else { return Ok(()) };
+        if last {
+            let sampled = self.runner.sampled(step, 0, &active.request.sampling);
+            self.hand_over(active, sampled);
+        } else {
             self.prefilling.push_front(active);
-            return Ok(());
         }
-        let sampled = self.sampled(self.prefill_step, 0, &active);
-        self.hand_over(active, sampled);
         Ok(())
+    }
+
+    /// The rows before `len` are in the cache; pages behind the window go back.
+    fn advance(&mut self, mut active: Active, len: usize) -> Option<Active> {
+        active.len = len;
+        match active.sequence.slide(&mut self.caches, len, self.runner.completed) {
+            Ok(()) => Some(active),
+            Err(error) => {
+                self.fail(active, EngineError::Internal(error.to_string()));
+                None
+            }
+        }
     }
 
     /// The prompt is in the cache: its first token goes out and it joins the decoding requests.
     fn hand_over(&mut self, active: Active, sampled: Sampled) {
         let manifest = Manifest::complete(&self.layout, active.sequence.clone(), active.len);
         if let Err(error) = self.transfer.hand_over(&self.caches, &manifest) {
-            active.fail(EngineError::Internal(error.to_string()));
-            self.stats.failed += 1;
-            self.release(active);
-            return;
-        }
-        if let Some(active) = self.deliver(active, sampled) {
+            self.fail(active, EngineError::Internal(error.to_string()));
+        } else if let Some(active) = self.deliver(active, sampled) {
             self.decoding.push(active);
         }
     }
 
     fn decode(&mut self) -> Result<(), String> {
+        self.extend_decoding();
         if self.decoding.is_empty() {
             return Ok(());
         }
-        let mut batch = Vec::with_capacity(self.decoding.len());
-        for mut active in std::mem::take(&mut self.decoding) {
-            match active.sequence.extend_window(&mut self.caches, active.len, active.len + 1) {
-                Ok(()) => batch.push(active),
-                Err(error) => self.end_with_error(active, error),
-            }
-        }
-        if batch.is_empty() {
-            return Ok(());
-        }
-        let step = self.bucket(batch.len());
-        let newest: Vec<[u32; 1]> = batch.iter().map(|a| [a.newest.unwrap_or(0)]).collect();
-        let segments: Vec<Segment<'_>> = batch
+        let step = self.runner.bucket(self.decoding.len());
+        let newest: Vec<[u32; 1]> = self.decoding.iter().map(|a| [a.newest.unwrap_or(0)]).collect();
+        let segments: Vec<Segment<'_>> = self
+            .decoding
             .iter()
             .zip(&newest)
             .map(|(a, token)| Segment {
@@ -225,14 +207,11 @@ impl Scheduler {
                 sample: Some(&a.request.sampling),
             })
             .collect();
-        self.run(step, &segments)?;
-        for (row, mut active) in batch.into_iter().enumerate() {
-            active.len += 1;
-            if let Err(error) = active.sequence.slide(&mut self.caches, active.len, self.stats.steps) {
-                self.end_with_error(active, error);
-                continue;
-            }
-            let sampled = self.sampled(step, row, &active);
+        self.runner.run(step, &self.caches, &segments)?;
+        for (row, active) in std::mem::take(&mut self.decoding).into_iter().enumerate() {
+            let len = active.len + 1;
+            let Some(active) = self.advance(active, len) else { continue };
+            let sampled = self.runner.sampled(step, row, &active.request.sampling);
             if let Some(active) = self.deliver(active, sampled) {
                 self.decoding.push(active);
             }
@@ -240,70 +219,42 @@ impl Scheduler {
         Ok(())
     }
 
-    fn bucket(&self, rows: usize) -> usize {
-        let decode = &self.steps[..self.prefill_step];
-        decode.iter().position(|p| p.step.shape.requests >= rows).unwrap_or(self.prefill_step - 1)
-    }
-
-    /// Fills the inputs, seals them, runs. Inputs that break what the proof relies on never reach the device.
-    fn run(&mut self, step: usize, segments: &[Segment<'_>]) -> Result<(), String> {
-        let Prepared { step: model, layout, .. } = &self.steps[step];
-        let memory = self.device.io(step);
-        fill(model, memory, segments);
-        let owners = Held { caches: &self.caches, io: &model.io, segments };
-        layout
-            .check(memory, &owners)
-            .map_err(|error| format!("the inputs of a step were refused: {error}"))?;
-        self.device.run(step)?;
-        self.stats.steps += 1;
-        Ok(())
-    }
-
-    fn sampled(&mut self, step: usize, row: usize, active: &Active) -> Sampled {
-        let io = &self.steps[step].step.io;
-        let memory = self.device.io(step);
-        let ok = memory.host::<i32>(&io.status)[row] == 0;
-        let token = u32::try_from(memory.host::<i32>(&io.next)[row]).ok().filter(|_| ok).ok_or(());
-        let vocab = io.logits.len / memory.host::<i32>(&io.next).len();
-        let logits = &memory.host::<f32>(&io.logits)[row * vocab..][..vocab];
-        let logprobs = match (token, active.request.sampling.top_logprobs) {
-            (Ok(id), Some(top)) => Some(logprobs(logits, id, top)),
-            _ => None,
-        };
-        Sampled { token, logprobs }
+    /// A window row for each decoding request's newest token.
+    fn extend_decoding(&mut self) {
+        for mut active in std::mem::take(&mut self.decoding) {
+            match active.sequence.extend_window(&mut self.caches, active.len, active.len + 1) {
+                Ok(()) => self.decoding.push(active),
+                Err(error) => self.fail(active, EngineError::Internal(error.to_string())),
+            }
+        }
     }
 
     /// Emits the token; gives the request back if it goes on.
     fn deliver(&mut self, mut active: Active, sampled: Sampled) -> Option<Active> {
-        let Ok(token) = sampled.token else {
-            active.fail(EngineError::NonFinite { position: active.len });
-            self.stats.failed += 1;
-            self.release(active);
+        let Some(token) = sampled.token else {
+            let position = active.len;
+            self.fail(active, EngineError::NonFinite { position });
             return None;
         };
         self.stats.generated_tokens += 1;
         let end = active.emit(token, sampled.logprobs, self.max_positions);
         let Some(reason) = end else { return Some(active) };
-        self.finish(active, reason);
+        self.stats.finished += 1;
+        active.finish(reason);
+        self.release(active);
         None
     }
 
-    fn finish(&mut self, active: Active, reason: FinishReason) {
-        active.finish(reason);
-        self.stats.finished += 1;
-        self.release(active);
-    }
-
-    fn end_with_error(&mut self, active: Active, error: PageError) {
-        active.fail(EngineError::Internal(error.to_string()));
+    fn fail(&mut self, mut active: Active, error: EngineError) {
         self.stats.failed += 1;
+        active.fail(error);
         self.release(active);
     }
 
     /// Returns a request's pages; they are free once the present step has settled.
     fn release(&mut self, active: Active) {
-        let id = active.id;
-        if let Err(error) = active.sequence.release(&mut self.caches, self.stats.steps) {
+        let Active { id, sequence, .. } = active;
+        if let Err(error) = sequence.release(&mut self.caches, self.runner.completed) {
             tracing::error!(request = id, %error, "pages were not returned");
         }
     }

@@ -55,16 +55,19 @@ fn resolve(entry: &Entry, items: &HashMap<&str, &Tensor>) -> Result<Loaded, Load
             Ok(Loaded::Matrix(stacked))
         }
         Source::Floats(name) => {
-            let values = match find(name)? {
-                Tensor::Vector(vector) => vector.values.to_vec(),
+            let (values, found) = match find(name)? {
+                Tensor::Vector(vector) => {
+                    let cols = vector.shape.last().copied().unwrap_or(1);
+                    (vector.values.to_vec(), [vector.values.len() / cols.max(1), cols])
+                }
                 Tensor::Matrix(matrix) => {
                     let mut values = vec![0.0; matrix.rows * matrix.cols];
                     matrix.decode_rows(0..matrix.rows, &mut values);
-                    values
+                    (values, [matrix.rows, matrix.cols])
                 }
                 Tensor::Ids(_) => return Err(kind(name)),
             };
-            shape(entry, [values.len() / weight.cols, weight.cols])?;
+            shape(entry, found)?;
             Ok(Loaded::Floats(values))
         }
         Source::Table(name) => match find(name)? {
@@ -85,5 +88,31 @@ fn shape(entry: &Entry, found: [usize; 2]) -> Result<(), LoadError> {
         Ok(())
     } else {
         Err(LoadError::Shape { weight: weight.name.clone(), expected, found })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::checkpoint::synthetic;
+
+    #[test]
+    fn a_weight_of_another_shape_is_refused_even_with_as_many_elements() {
+        let config = synthetic::tiny_config();
+        let checkpoint = synthetic::checkpoint(&config, 1).unwrap();
+        let (name, rows, cols) = ("hc_head_fn", config.hc_mult, config.hc_mult * config.hidden_size);
+        let loaded = |rows, cols| {
+            let mut registry = Registry::default();
+            registry.floats(name, rows, cols);
+            load(&registry, &checkpoint)
+        };
+        assert!(loaded(rows, cols).is_ok());
+        for expected in [[cols, rows], [rows - 1, cols], [rows, cols - 1]] {
+            let refused = LoadError::Shape { weight: name.to_owned(), expected, found: [rows, cols] };
+            assert_eq!(loaded(expected[0], expected[1]).unwrap_err(), refused);
+        }
+        let mut registry = Registry::default();
+        registry.floats("norm.weight", 1, config.hidden_size - 1);
+        assert!(matches!(load(&registry, &checkpoint), Err(LoadError::Shape { .. })));
     }
 }

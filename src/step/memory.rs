@@ -20,9 +20,10 @@ pub struct Bytes {
 }
 
 impl Bytes {
+    /// Zeros that the system gives: a page of memory is taken when it is first written.
     #[must_use]
     pub fn zeroed(len: usize) -> Self {
-        Self { lines: vec![Line([0; 64]); len.div_ceil(64)], len }
+        Self { lines: bytemuck::zeroed_vec(len.div_ceil(64)), len }
     }
 }
 

@@ -1,0 +1,74 @@
+//! Runs prepared steps on a device: fills their inputs, has them checked, and reads what was sampled.
+
+use std::sync::Arc;
+
+use super::api::{Logprobs, SamplingParams};
+use super::bucket::Prepared;
+use super::device::Device;
+use super::inputs::{Held, Segment, fill};
+use super::logprobs::logprobs;
+use crate::cache::Caches;
+
+/// What a step left for one sampled row.
+pub(super) struct Sampled {
+    /// `None`: the logits allow no choice.
+    pub(super) token: Option<u32>,
+    pub(super) logprobs: Option<Logprobs>,
+}
+
+/// A device with its steps. It holds no request, so a step that fails leaves every request where it was.
+pub(super) struct Runner {
+    device: Box<dyn Device>,
+    steps: Arc<[Prepared]>,
+    /// Index of the prefill step; decode steps are before it, ascending.
+    pub(super) prefill: usize,
+    /// Steps that have completed.
+    pub(super) completed: u64,
+}
+
+impl Runner {
+    pub(super) fn new(device: Box<dyn Device>) -> Self {
+        let steps = device.steps();
+        let prefill = steps.len() - 1;
+        Self { device, steps, prefill, completed: 0 }
+    }
+
+    /// The smallest decode step that holds `rows`.
+    pub(super) fn bucket(&self, rows: usize) -> usize {
+        let decode = &self.steps[..self.prefill];
+        decode.iter().position(|p| p.step.shape.requests >= rows).unwrap_or(self.prefill - 1)
+    }
+
+    /// Fills the inputs, seals them, runs. Inputs that break what the proof relies on never reach the device.
+    ///
+    /// # Errors
+    /// A sentence; nothing can be run any more.
+    pub(super) fn run(
+        &mut self,
+        step: usize,
+        caches: &Caches,
+        segments: &[Segment<'_>],
+    ) -> Result<(), String> {
+        let Prepared { step: model, layout, .. } = &self.steps[step];
+        let memory = self.device.io(step);
+        fill(model, memory, segments);
+        let owners = Held { caches, io: &model.io, segments };
+        layout
+            .check(memory, &owners)
+            .map_err(|error| format!("the inputs of a step were refused: {error}"))?;
+        self.device.run(step)?;
+        self.completed += 1;
+        Ok(())
+    }
+
+    pub(super) fn sampled(&mut self, step: usize, row: usize, params: &SamplingParams) -> Sampled {
+        let io = &self.steps[step].step.io;
+        let memory = self.device.io(step);
+        let ok = memory.host::<i32>(&io.status)[row] == 0;
+        let token = u32::try_from(memory.host::<i32>(&io.next)[row]).ok().filter(|_| ok);
+        let vocab = io.logits.len / memory.host::<i32>(&io.next).len();
+        let logits = &memory.host::<f32>(&io.logits)[row * vocab..][..vocab];
+        let logprobs = token.zip(params.top_logprobs).map(|(id, top)| logprobs(logits, id, top));
+        Sampled { token, logprobs }
+    }
+}
