@@ -1,4 +1,4 @@
-//! NVFP4 to bf16 on a stream and buffers of crate `cust`: `cargo run --features cust --example cust_interop`.
+//! NVFP4 to bf16 on a stream and buffers of crate `cust`: `cargo run -p flashlane --features cust --example cust_interop`.
 //!
 //! Builds and starts without CUDA; it then says that there is no driver.
 

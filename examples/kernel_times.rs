@@ -1,4 +1,4 @@
-//! Times of the kernels on this machine's GPU, as JSON: `cargo run --release --features cuda --example kernel_times`.
+//! Times of the kernels on this machine's GPU, as JSON: `cargo run --release -p flashlane --features cuda --example kernel_times`.
 //!
 //! Each case is a step of several nodes over distinct data, captured and replayed; the second-level cache is cleared before
 //! each replay, and the median of the replays, divided by the nodes, is the figure: launch gaps inside the graph count. Beside

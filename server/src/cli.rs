@@ -1,9 +1,10 @@
-//! The command line. Every flag has a `FLASHLANE_*` twin in the environment; the flag wins.
+//! The command line. The flags of the model and the server have `FLASHLANE_*` twins in the environment; the flag wins.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::RangedU64ValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::eval::EvalArgs;
@@ -54,17 +55,22 @@ pub enum LogFormat {
     Json,
 }
 
+/// Counts that fail here, in words, and not where a million of them are made.
+fn from_1_to(most: u64) -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..=most)
+}
+
 /// Which model runs, and how.
 #[derive(Clone, Debug, Args)]
 pub struct ModelArgs {
     /// Checkpoint directory with config.json, tokenizer.json and safetensors; without it, the built-in model
     #[arg(long, env = "FLASHLANE_MODEL", value_name = "DIR")]
     pub model: Option<PathBuf>,
-    /// Longest sequence, prompt and answer together, in tokens; without it, what the model allows and memory holds
+    /// Longest sequence, prompt and answer together, in tokens; without it, what the model allows, at most 8192
     #[arg(long, env = "FLASHLANE_MAX_MODEL_LEN", value_name = "TOKENS")]
     pub max_model_len: Option<usize>,
     /// Requests in one step; more wait in the queue
-    #[arg(long, env = "FLASHLANE_MAX_NUM_SEQS", value_name = "N", default_value_t = 8)]
+    #[arg(long, env = "FLASHLANE_MAX_NUM_SEQS", value_name = "N", default_value_t = 8, value_parser = from_1_to(1024))]
     pub max_num_seqs: usize,
     /// Requests that may wait; further ones are answered 429
     #[arg(long, env = "FLASHLANE_MAX_NUM_QUEUED_REQUESTS", value_name = "N", default_value_t = 64)]
@@ -79,7 +85,7 @@ pub struct ModelArgs {
     #[arg(long, env = "FLASHLANE_KV_CACHE_DTYPE", value_enum)]
     pub kv_cache_dtype: Option<KvCacheDtype>,
     /// Threads of the CPU path [default: one per core]; the tokens do not depend on it
-    #[arg(long, env = "FLASHLANE_THREADS", value_name = "N")]
+    #[arg(long, env = "FLASHLANE_THREADS", value_name = "N", value_parser = from_1_to(1024))]
     pub threads: Option<usize>,
     /// trained: bf16 activations and the roundings of training; off: f32 and none (to compare with other implementations)
     #[arg(long, env = "FLASHLANE_ROUNDING", value_enum, default_value_t = Rounding::Trained)]
@@ -163,10 +169,10 @@ pub struct ServeArgs {
     )]
     pub api_key: Vec<String>,
     /// Connections at once; further ones are answered 503
-    #[arg(long, env = "FLASHLANE_MAX_CONNECTIONS", value_name = "N", default_value_t = 4096)]
+    #[arg(long, env = "FLASHLANE_MAX_CONNECTIONS", value_name = "N", default_value_t = 4096, value_parser = from_1_to(1 << 20))]
     pub max_connections: usize,
     /// Largest request body
-    #[arg(long, env = "FLASHLANE_MAX_BODY_BYTES", value_name = "BYTES", default_value_t = 32 << 20)]
+    #[arg(long, env = "FLASHLANE_MAX_BODY_BYTES", value_name = "BYTES", default_value_t = 32 << 20, value_parser = from_1_to(1 << 40))]
     pub max_body_bytes: usize,
     /// Seconds that running requests may go on after SIGTERM; a second SIGTERM ends at once
     #[arg(long, env = "FLASHLANE_DRAIN_TIMEOUT", value_name = "SECONDS", default_value_t = 60)]
@@ -251,6 +257,20 @@ mod tests {
         let cli = Cli::try_parse_from(["flashlane", "serve"]).unwrap();
         let Command::Serve(serve) = cli.command else { panic!("serve") };
         assert_eq!((serve.port, serve.model.device), (8000, Device::Auto));
+    }
+
+    #[test]
+    fn counts_that_no_server_can_have_are_refused() {
+        for (flag, value) in [
+            ("--max-num-seqs", "0"),
+            ("--max-num-seqs", "100000"),
+            ("--threads", "0"),
+            ("--max-connections", "0"),
+            ("--max-connections", "18446744073709551615"),
+        ] {
+            let error = Cli::try_parse_from(["flashlane", "serve", flag, value]).unwrap_err().to_string();
+            assert!(error.contains(flag) && error.contains(value) && error.contains("1..="), "{error}");
+        }
     }
 
     #[test]

@@ -117,7 +117,7 @@ where
         layers = checkpoint.config.num_hidden_layers,
         max_model_len = config.max_model_len,
         max_num_seqs = config.max_num_seqs,
-        "every step is proved free of hazards"
+        "the engine has started"
     );
     // The built-in model is trained to be exact, and for answers without reasoning; DeepSeek's own API thinks by default.
     let thinking = args.model.is_some();

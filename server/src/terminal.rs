@@ -24,6 +24,7 @@ pub struct Session {
     messages: Vec<Message>,
     sampling: SamplingParams,
     max_tokens: usize,
+    built_in: bool,
 }
 
 /// Why there was no answer.
@@ -47,7 +48,23 @@ impl Session {
             seed: crate::ids::random(),
             ..loaded.defaults.sampling
         };
-        Self { messages: system.clone(), system, loaded, sampling, max_tokens: args.max_tokens }
+        Self {
+            messages: system.clone(),
+            system,
+            loaded,
+            sampling,
+            max_tokens: args.max_tokens,
+            built_in: args.model.model.is_none(),
+        }
+    }
+
+    fn greet(&self, out: &mut impl Write) -> io::Result<()> {
+        writeln!(out, "{}. {HELP}", self.loaded.name)?;
+        if self.built_in {
+            writeln!(out, "The built-in model knows little; try:")?;
+            SUGGESTIONS.iter().try_for_each(|suggestion| writeln!(out, "  {suggestion}"))?;
+        }
+        Ok(())
     }
 
     fn reset(&mut self) {
@@ -118,10 +135,7 @@ pub fn converse(
     input: &mut impl BufRead,
     out: &mut impl Write,
 ) -> io::Result<()> {
-    writeln!(out, "{}. {HELP}\nThe built-in model knows little; try:", session.loaded.name)?;
-    for suggestion in SUGGESTIONS {
-        writeln!(out, "  {suggestion}")?;
-    }
+    session.greet(out)?;
     let mut line = String::new();
     loop {
         write!(out, "> ")?;

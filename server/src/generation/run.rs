@@ -87,9 +87,10 @@ impl Generation {
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Progress, EngineError>>> {
         let count = self.choices.len();
+        let first = self.turn;
         let mut running = false;
         for offset in 0..count {
-            let index = (self.turn + offset) % count;
+            let index = (first + offset) % count;
             // Tokens that bring nothing to say yet are passed over.
             while let Some(handle) = &mut self.choices[index].handle {
                 let Poll::Ready(event) = handle.events.poll_recv(cx) else {
@@ -134,5 +135,49 @@ impl Generation {
             choice.handle = None;
         }
         error
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::{Context, Poll, Waker};
+
+    use flashlane::engine::{Event, FinishReason, RequestHandle, Token};
+    use tokio::sync::mpsc;
+
+    use super::{Choice, Decoder, Delta, Finish, Generation, Step};
+
+    /// Says nothing for token 0, and the number of any other.
+    #[derive(Debug)]
+    struct Numbers;
+
+    impl Decoder for Numbers {
+        fn token(&mut self, token: &Token) -> Step {
+            let text = |id: u32| Delta::Text { text: id.to_string(), logprobs: Vec::new() };
+            Step { deltas: (token.id > 0).then(|| text(token.id)).into_iter().collect(), finish: None }
+        }
+
+        fn end(&mut self, reason: FinishReason) -> Step {
+            Step { deltas: Vec::new(), finish: Some(Finish::from(reason)) }
+        }
+    }
+
+    #[test]
+    fn a_silent_token_of_one_choice_does_not_hide_the_news_of_another() {
+        let (senders, choices): (Vec<_>, Vec<_>) = (0..2)
+            .map(|id| {
+                let (sender, events) = mpsc::channel(4);
+                let handle = Some(RequestHandle { id, events });
+                (sender, Choice { handle, decoder: Box::new(Numbers), completion: 0 })
+            })
+            .unzip();
+        let mut generation = Generation { choices, prompt: 1, cached: 0, turn: 0 };
+        for (choice, id) in [(0, 0), (1, 7)] {
+            senders[choice].try_send(Event::Token(Token { id, logprobs: None })).unwrap();
+        }
+        let Poll::Ready(Some(Ok(progress))) = generation.poll(&mut Context::from_waker(Waker::noop())) else {
+            panic!("choice 1 has news")
+        };
+        assert_eq!(progress.choice, 1);
     }
 }

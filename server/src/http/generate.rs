@@ -83,8 +83,9 @@ async fn complete(app: Arc<App>, request: Request) -> Result<Response, ApiError>
     let prompts = request.prompts;
     let encode = move |app: &App| prompts.iter().map(|prompt| encode_prompt(app, prompt)).collect();
     let prompts: Vec<Vec<u32>> = encode_aside(&app, encode).await?;
-    if prompts.iter().flatten().any(|id| *id as usize >= app.tokenizer.vocab_size()) {
-        let message = format!("'prompt': a token id is {} or above", app.tokenizer.vocab_size());
+    let vocabulary = app.tokenizer.vocab_size();
+    if let Some(id) = prompts.iter().flatten().find(|id| **id as usize >= vocabulary) {
+        let message = format!("'prompt': expected token ids below {vocabulary}, found {id}");
         return Err(ApiError::field("prompt", message));
     }
     let decoder = || -> Box<dyn Decoder> {

@@ -26,7 +26,6 @@ impl ChatRequest {
         let model = model(&fields)?.to_owned();
         let messages = messages::read(&fields)?;
         refuse_unsupported(&fields)?;
-        response_format(&fields)?;
         let tools = tools::read(&fields)?;
         let tool_choice = tools::read_choice(&fields, &tools)?;
         let mut options = Options::read(&fields)?;
@@ -35,16 +34,6 @@ impl ChatRequest {
         let single_call = fields.bool("parallel_tool_calls")? == Some(false);
         let conversation = Conversation { messages, tools, tool_choice, thinking, effort };
         Ok(Self { model, conversation, options, single_call })
-    }
-}
-
-/// Nothing constrains the output here, so any format but text would be a promise not kept.
-fn response_format(fields: &Fields<'_>) -> Result<(), ApiError> {
-    let Some(format) = fields.object("response_format")? else { return Ok(()) };
-    match format.string("type")? {
-        Some("text") => Ok(()),
-        Some("json_object" | "json_schema") => Err(ApiError::unsupported("response_format")),
-        _ => Err(format.error("type", "expected \"text\"")),
     }
 }
 
@@ -65,8 +54,8 @@ fn reasoning(fields: &Fields<'_>, default: bool) -> Result<(bool, Effort), ApiEr
         Some("minimal" | "low" | "medium" | "high") => (Some(true), Effort::Default),
         Some("xhigh" | "max") => (Some(true), Effort::Max),
         Some(_) => {
-            let expected = "expected none, minimal, low, medium, high, xhigh or max";
-            return Err(fields.error("reasoning_effort", expected));
+            let expected = "none, minimal, low, medium, high, xhigh or max";
+            return Err(fields.unexpected("reasoning_effort", expected));
         }
     };
     let explicit = match fields.object("thinking")? {
@@ -74,7 +63,7 @@ fn reasoning(fields: &Fields<'_>, default: bool) -> Result<(bool, Effort), ApiEr
         Some(thinking) => match thinking.string("type")? {
             Some("enabled") => Some(true),
             Some("disabled") => Some(false),
-            _ => return Err(thinking.error("type", "expected \"enabled\" or \"disabled\"")),
+            _ => return Err(thinking.unexpected("type", "\"enabled\" or \"disabled\"")),
         },
     };
     let template = template_switch(fields)?;

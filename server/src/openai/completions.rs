@@ -41,8 +41,8 @@ impl CompletionRequest {
 }
 
 fn prompts(fields: &Fields<'_>) -> Result<Vec<PromptInput>, ApiError> {
-    let expected = "expected a string, an array of token ids, or an array of either";
-    let refuse = || fields.error("prompt", expected);
+    let expected = "a string, an array of token ids, or an array of either";
+    let refuse = || fields.unexpected("prompt", expected);
     let prompts = match fields.get("prompt") {
         Some(Value::String(text)) => vec![PromptInput::Text(text.clone())],
         Some(Value::Array(items)) if items.first().is_some_and(Value::is_number) => {

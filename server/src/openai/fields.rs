@@ -26,7 +26,10 @@ impl<'a> Fields<'a> {
     pub(super) fn at(value: &'a Value, path: String) -> Result<Self, ApiError> {
         match value {
             Value::Object(map) => Ok(Self { map, path }),
-            other => Err(ApiError::field(path, format!("expected an object, found {}", type_name(other)))),
+            other => {
+                let message = format!("'{path}': expected an object, found {}", type_name(other));
+                Err(ApiError::field(path, message))
+            }
         }
     }
 
@@ -47,10 +50,15 @@ impl<'a> Fields<'a> {
         ApiError::field(path.clone(), format!("'{path}': {message}"))
     }
 
+    /// The field is not what it must be; names what it is.
+    pub(super) fn unexpected(&self, name: &str, expected: &str) -> ApiError {
+        let found = self.get(name).map_or_else(|| "nothing".to_owned(), shown);
+        self.error(name, &format!("expected {expected}, found {found}"))
+    }
+
     fn expected<T>(&self, name: &str, expected: &str, convert: impl Fn(&'a Value) -> Option<T>) -> Read<T> {
         let Some(value) = self.get(name) else { return Ok(None) };
-        let refuse = || self.error(name, &format!("expected {expected}, found {}", shown(value)));
-        convert(value).map(Some).ok_or_else(refuse)
+        convert(value).map(Some).ok_or_else(|| self.unexpected(name, expected))
     }
 
     pub(super) fn bool(&self, name: &str) -> Read<bool> {

@@ -8,7 +8,7 @@ use crate::chat::{Assistant, Message, ToolCall};
 
 pub(super) fn read(fields: &Fields<'_>) -> Result<Vec<Message>, ApiError> {
     let list = fields.array("messages")?.filter(|list| !list.is_empty());
-    let list = list.ok_or_else(|| fields.error("messages", "expected a non-empty array"))?;
+    let list = list.ok_or_else(|| fields.unexpected("messages", "a non-empty array"))?;
     let mut messages = Vec::with_capacity(list.len());
     let mut unanswered: Vec<String> = Vec::new();
     for (i, value) in list.iter().enumerate() {
@@ -34,7 +34,7 @@ fn read_one(message: &Fields<'_>, last: bool) -> Result<Message, ApiError> {
             let call_id = call_id.ok_or_else(|| message.error("tool_call_id", "required"))?.to_owned();
             Ok(Message::Tool { call_id, content: content(message)? })
         }
-        _ => Err(message.error("role", "expected system, developer, user, assistant or tool")),
+        _ => Err(message.unexpected("role", "system, developer, user, assistant or tool")),
     }
 }
 
@@ -74,7 +74,7 @@ fn tool_call(call: &Fields<'_>) -> Result<ToolCall, ApiError> {
         None => String::new(),
         Some(Value::String(text)) => text.clone(),
         Some(object @ Value::Object(_)) => object.to_string(),
-        Some(_) => return Err(function.error("arguments", "expected a string or an object")),
+        Some(_) => return Err(function.unexpected("arguments", "a string or an object")),
     };
     Ok(ToolCall { id, name, arguments: if arguments.is_empty() { "{}".into() } else { arguments } })
 }
@@ -89,7 +89,7 @@ fn content(message: &Fields<'_>) -> Result<String, ApiError> {
                 parts.iter().enumerate().map(|(i, part)| text_part(part, format!("{path}[{i}]"))).collect();
             Ok(texts?.join("\n\n"))
         }
-        _ => Err(message.error("content", "expected a string or an array of text parts")),
+        _ => Err(message.unexpected("content", "a string or an array of text parts")),
     }
 }
 

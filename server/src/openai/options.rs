@@ -38,7 +38,7 @@ pub struct StreamOptions {
 }
 
 /// Fields that change the answer, and the one value with which they change nothing.
-const UNSUPPORTED: [(&str, Neutral); 41] = [
+const UNSUPPORTED: [(&str, Neutral); 42] = [
     ("audio", Neutral::Absent),
     ("bad_words", Neutral::Empty),
     ("best_of", Neutral::Number(1.0)),
@@ -55,6 +55,7 @@ const UNSUPPORTED: [(&str, Neutral); 41] = [
     ("guided_grammar", Neutral::Absent),
     ("guided_json", Neutral::Absent),
     ("guided_regex", Neutral::Absent),
+    ("include_stop_str_in_output", Neutral::False),
     ("json_schema", Neutral::Absent),
     ("length_penalty", Neutral::Number(1.0)),
     ("logit_bias", Neutral::Empty),
@@ -121,7 +122,17 @@ pub(super) fn refuse_unsupported(fields: &Fields<'_>) -> Result<(), ApiError> {
     {
         return Err(ApiError::unsupported("modalities"));
     }
-    Ok(())
+    response_format(fields)
+}
+
+/// Nothing constrains the output here, so any format but text would be a promise not kept.
+fn response_format(fields: &Fields<'_>) -> Result<(), ApiError> {
+    let Some(format) = fields.object("response_format")? else { return Ok(()) };
+    match format.string("type")? {
+        Some("text") => Ok(()),
+        Some("json_object" | "json_schema") => Err(ApiError::unsupported("response_format")),
+        _ => Err(format.unexpected("type", "\"text\"")),
+    }
 }
 
 pub(super) fn model<'a>(fields: &Fields<'a>) -> Result<&'a str, ApiError> {
@@ -178,9 +189,9 @@ fn stops(fields: &Fields<'_>) -> Result<Vec<String>, ApiError> {
         Some(Value::String(one)) => vec![one.clone()],
         Some(Value::Array(many)) => {
             let strings: Option<Vec<String>> = many.iter().map(|s| s.as_str().map(str::to_owned)).collect();
-            strings.ok_or_else(|| fields.error("stop", "expected a string or an array of strings"))?
+            strings.ok_or_else(|| fields.unexpected("stop", "a string or an array of strings"))?
         }
-        Some(_) => return Err(fields.error("stop", "expected a string or an array of strings")),
+        Some(_) => return Err(fields.unexpected("stop", "a string or an array of strings")),
     };
     if stops.len() > MAX_STOPS {
         return Err(fields.error("stop", &format!("at most {MAX_STOPS} stop strings, found {}", stops.len())));
@@ -195,7 +206,7 @@ fn stop_token_ids(fields: &Fields<'_>) -> Result<Vec<u32>, ApiError> {
     let ids = fields.array("stop_token_ids")?.map_or(&[][..], Vec::as_slice);
     let ids: Option<Vec<u32>> = ids.iter().map(|id| integer(id).and_then(|id| id.try_into().ok())).collect();
     ids.filter(|ids| ids.len() <= MAX_STOPS)
-        .ok_or_else(|| fields.error("stop_token_ids", &format!("expected at most {MAX_STOPS} token ids")))
+        .ok_or_else(|| fields.unexpected("stop_token_ids", &format!("at most {MAX_STOPS} token ids")))
 }
 
 fn stream(fields: &Fields<'_>) -> Result<Option<StreamOptions>, ApiError> {

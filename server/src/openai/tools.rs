@@ -13,7 +13,7 @@ pub(super) fn read(fields: &Fields<'_>) -> Result<Vec<Tool>, ApiError> {
     for (i, value) in fields.array("tools")?.map_or(&[][..], Vec::as_slice).iter().enumerate() {
         let tool = Fields::at(value, format!("tools[{i}]"))?;
         if tool.string("type")? != Some("function") {
-            return Err(tool.error("type", "expected \"function\""));
+            return Err(tool.unexpected("type", "\"function\""));
         }
         let function = tool.object("function")?.ok_or_else(|| tool.error("function", "required"))?;
         let tool = read_function(&function)?;
@@ -28,7 +28,7 @@ pub(super) fn read(fields: &Fields<'_>) -> Result<Vec<Tool>, ApiError> {
 fn read_function(function: &Fields<'_>) -> Result<Tool, ApiError> {
     let name = function.string("name")?.filter(|name| is_name(name));
     let name = name.ok_or_else(|| {
-        function.error("name", &format!("expected 1 to {MAX_NAME} letters, digits, '_' or '-'"))
+        function.unexpected("name", &format!("1 to {MAX_NAME} letters, digits, '_' or '-'"))
     })?;
     let mut parameters = function.map("parameters")?.cloned().unwrap_or_default();
     check_schema(&parameters, function)?;
@@ -53,7 +53,7 @@ fn check_schema(schema: &Map<String, Value>, function: &Fields<'_>) -> Result<()
     if object && properties {
         Ok(())
     } else {
-        Err(function.error("parameters", "expected a JSON schema of type \"object\""))
+        Err(function.unexpected("parameters", "a JSON schema of type \"object\""))
     }
 }
 
@@ -63,17 +63,17 @@ fn drop_nulls(schema: &mut Map<String, Value>) {
 }
 
 pub(super) fn read_choice(fields: &Fields<'_>, tools: &[Tool]) -> Result<ToolChoice, ApiError> {
-    let expected = "expected \"none\", \"auto\", \"required\" or a function by name";
+    let expected = "\"none\", \"auto\", \"required\" or a function by name";
     let choice = match fields.get("tool_choice") {
         None => return Ok(ToolChoice::Auto),
         Some(Value::String(choice)) => match choice.as_str() {
             "none" => ToolChoice::None,
             "auto" => ToolChoice::Auto,
             "required" => ToolChoice::Required,
-            _ => return Err(fields.error("tool_choice", expected)),
+            _ => return Err(fields.unexpected("tool_choice", expected)),
         },
         Some(Value::Object(_)) => named(fields, expected)?,
-        Some(_) => return Err(fields.error("tool_choice", expected)),
+        Some(_) => return Err(fields.unexpected("tool_choice", expected)),
     };
     match &choice {
         ToolChoice::Required if tools.is_empty() => {
@@ -87,7 +87,7 @@ pub(super) fn read_choice(fields: &Fields<'_>, tools: &[Tool]) -> Result<ToolCho
 }
 
 fn named(fields: &Fields<'_>, expected: &str) -> Result<ToolChoice, ApiError> {
-    let refuse = || fields.error("tool_choice", expected);
+    let refuse = || fields.unexpected("tool_choice", expected);
     let choice = fields.object("tool_choice")?.ok_or_else(refuse)?;
     if choice.string("type")? != Some("function") {
         return Err(refuse());

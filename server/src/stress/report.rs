@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::compare::{Against, Comparison, Place};
 use super::{Order, StressArgs};
-use crate::cli::IndexK;
+use crate::cli::{IndexK, Rounding};
 use crate::interval::{Proportion, percent};
 use crate::sessions::{Class, Script, Session};
 
@@ -24,6 +24,7 @@ pub struct Report {
     pub ctx: usize,
     pub seed: u64,
     pub concurrency: usize,
+    /// The engine's in this process; a server does not say.
     pub index_k: &'static str,
     pub mutant: Option<&'static str>,
     pub order: Option<Order>,
@@ -233,8 +234,10 @@ fn spread(places: &[&Place]) -> String {
 
 fn index_k(args: &StressArgs) -> &'static str {
     match args.model.index_k {
+        _ if args.url.is_some() => "unknown",
         Some(IndexK::Fp8) => "fp8",
         Some(IndexK::Fp4) => "fp4",
+        None if args.model.rounding == Rounding::Off => "f32",
         Some(IndexK::Bf16) | None => "bf16",
     }
 }

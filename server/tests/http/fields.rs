@@ -42,6 +42,9 @@ async fn refuse(path: &str, rows: Vec<(String, u16, Option<&str>)>) {
         assert_eq!(reply.status, status, "{shown}: {}", reply.body);
         if status != 200 {
             assert_eq!(reply.error()["param"].as_str(), param, "{shown}: {}", reply.body);
+            let message = reply.error()["message"].to_string();
+            let expects = param.is_some() && message.contains("expected ");
+            assert!(!expects || message.contains(", found "), "{shown}: {message}");
         }
     }
     client.send(post(path, chat(json!({"prompt": "hi"})))).await;
@@ -251,6 +254,9 @@ async fn completions() {
             (with("prompt", json!([1, "a"])), 400, Some("prompt")),
             (with("echo", json!(true)), 400, Some("echo")),
             (with("suffix", json!("s")), 400, Some("suffix")),
+            (with("response_format", json!({"type": "text"})), 200, None),
+            (with("response_format", json!({"type": "json_object"})), 400, Some("response_format")),
+            (with("include_stop_str_in_output", json!(true)), 400, Some("include_stop_str_in_output")),
             (with("best_of", json!(2)), 400, Some("best_of")),
             (with("logprobs", json!(21)), 400, Some("logprobs")),
             (with("max_tokens", json!(0)), 400, Some("max_tokens")),
