@@ -1,5 +1,6 @@
 //! What runs kernels, and memory on it.
 
+use std::any::Any;
 use std::sync::Arc;
 
 use super::{CudaError, Launch};
@@ -71,9 +72,11 @@ pub trait Backend: std::fmt::Debug + Send + Sync {
     fn synchronize(&self) -> Result<(), CudaError>;
 }
 
-/// Owned device memory.
+/// Device memory: owned, or a share of a caller's.
 #[derive(Debug)]
 pub struct DeviceBuffer {
+    /// Who frees the memory, if not this. Before the backend, without which it cannot.
+    owner: Option<Arc<dyn Any + Send + Sync>>,
     backend: Arc<dyn Backend>,
     address: u64,
     bytes: usize,
@@ -86,7 +89,7 @@ impl DeviceBuffer {
     /// [`CudaError::Driver`].
     pub fn new(backend: &Arc<dyn Backend>, bytes: usize) -> Result<Self, CudaError> {
         let address = backend.allocate(bytes.max(1))?;
-        Ok(Self { backend: Arc::clone(backend), address, bytes })
+        Ok(Self { backend: Arc::clone(backend), address, bytes, owner: None })
     }
 
     /// Memory that holds a copy of `bytes`.
@@ -97,6 +100,17 @@ impl DeviceBuffer {
         let buffer = Self::new(backend, bytes.len())?;
         buffer.upload(0, bytes)?;
         Ok(buffer)
+    }
+
+    /// Memory of the backend's device that `owner` frees when the last share of it is dropped.
+    #[cfg(feature = "cust")]
+    pub(super) fn shared(
+        backend: Arc<dyn Backend>,
+        address: u64,
+        bytes: usize,
+        owner: Arc<dyn Any + Send + Sync>,
+    ) -> Self {
+        Self { backend, address, bytes, owner: Some(owner) }
     }
 
     #[must_use]
@@ -141,6 +155,9 @@ impl DeviceBuffer {
 
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
+        if self.owner.is_some() {
+            return;
+        }
         // SAFETY: this is the only owner, and both backends free memory only after the work that was launched before.
         unsafe { self.backend.free(self.address, self.bytes.max(1)) }
     }

@@ -38,13 +38,16 @@ struct Loaded {
 /// One GPU with its primary context and one stream.
 #[derive(Debug)]
 pub struct Gpu {
-    context: Arc<CudaContext>,
+    /// The owner of a borrowed stream. Before the context: the stream goes first.
+    #[cfg(feature = "cust")]
+    pub(super) caller: Option<Arc<cust::stream::Stream>>,
+    pub(super) context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
     multiprocessors: usize,
     loaded: Mutex<Loaded>,
 }
 
-fn failed(call: &'static str) -> impl Fn(DriverError) -> CudaError {
+pub(super) fn failed(call: &'static str) -> impl Fn(DriverError) -> CudaError {
     move |error| CudaError::Driver { call, message: error.to_string() }
 }
 
@@ -58,26 +61,43 @@ pub fn device_count() -> usize {
     CudaContext::device_count().ok().and_then(|n| usize::try_from(n).ok()).unwrap_or(0)
 }
 
+/// The primary context of a GPU, with cudarc's event tracking off.
+pub(super) fn primary_context(ordinal: usize) -> Result<Arc<CudaContext>, CudaError> {
+    // SAFETY: opens and closes libcuda. cudarc would panic at its first call without it.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(CudaError::NoDriver);
+    }
+    let found = device_count();
+    if ordinal >= found {
+        return Err(CudaError::NoDevice { wanted: ordinal, found });
+    }
+    let context = CudaContext::new(ordinal).map_err(failed("cuDevicePrimaryCtxRetain"))?;
+    // SAFETY: no slice of cudarc's exists in this context, so nothing relies on its events.
+    unsafe { context.disable_event_tracking() };
+    Ok(context)
+}
+
 impl Gpu {
     /// # Errors
     /// [`CudaError::NoDriver`], [`CudaError::NoDevice`], [`CudaError::Driver`].
     pub fn open(ordinal: usize) -> Result<Self, CudaError> {
-        // SAFETY: opens and closes libcuda. cudarc would panic at its first call without it.
-        if !unsafe { sys::is_culib_present() } {
-            return Err(CudaError::NoDriver);
-        }
-        let found = device_count();
-        if ordinal >= found {
-            return Err(CudaError::NoDevice { wanted: ordinal, found });
-        }
-        let context = CudaContext::new(ordinal).map_err(failed("cuDevicePrimaryCtxRetain"))?;
-        // SAFETY: no slice of cudarc's exists in this context, so nothing relies on its events.
-        unsafe { context.disable_event_tracking() };
+        let context = primary_context(ordinal)?;
         let stream = context.new_stream().map_err(failed("cuStreamCreate"))?;
+        Self::with_stream(context, stream)
+    }
+
+    pub(super) fn with_stream(context: Arc<CudaContext>, stream: Arc<CudaStream>) -> Result<Self, CudaError> {
         let count = sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
         let count = context.attribute(count).map_err(failed("cuDeviceGetAttribute"))?;
         let multiprocessors = usize::try_from(count).unwrap_or(1);
-        Ok(Self { context, stream, multiprocessors, loaded: Mutex::default() })
+        Ok(Self {
+            #[cfg(feature = "cust")]
+            caller: None,
+            context,
+            stream,
+            multiprocessors,
+            loaded: Mutex::default(),
+        })
     }
 
     /// The stream that launches go to.
@@ -94,7 +114,7 @@ impl Gpu {
         self.context.name().map_err(failed("cuDeviceGetName"))
     }
 
-    fn bind(&self) -> Result<(), CudaError> {
+    pub(super) fn bind(&self) -> Result<(), CudaError> {
         self.context.bind_to_thread().map_err(failed("cuCtxSetCurrent"))
     }
 

@@ -8,6 +8,10 @@ pub enum CudaError {
     NoDriver,
     #[error("there is no GPU {wanted}: the driver sees {found}")]
     NoDevice { wanted: usize, found: usize },
+    #[error("the stream belongs to another context than the primary one of GPU {ordinal}")]
+    ForeignStream { ordinal: usize },
+    #[error("the buffer lies on GPU {home}, expected GPU {ordinal}")]
+    ForeignBuffer { home: i32, ordinal: usize },
     #[error(
         "this build has no kernel {kernel}: nvcc was not there when it was compiled (tools/get-cuda.sh brings one)"
     )]

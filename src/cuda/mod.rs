@@ -5,10 +5,17 @@
 //! with the same launches. Each operation's module in `ops` checks the operands of one op against its dimensions and
 //! says how to launch it; [`Executor`] runs the nodes of a step in append order.
 //!
+//! With feature `cust`, [`Gpu`] also works on streams and buffers that a caller holds through crate `cust`.
+//!
 //! Activations are bf16 here (`f32` storage is the CPU's). Not here yet: capture, lanes on several streams, and PDL edges.
 //!
 //! The only `unsafe` of the crate but two: raw device memory is owned by [`DeviceBuffer`] alone, and a launch reaches the
 //! device only with operands that came through [`Bindings`], which checks that each lies within its buffer.
+
+#[cfg(all(feature = "cust", not(all(target_arch = "x86_64", target_os = "linux"))))]
+compile_error!(
+    "feature cust is for x86-64 Linux: its jumps to the driver are written for that calling convention"
+);
 
 mod backend;
 mod bindings;
@@ -29,10 +36,14 @@ mod executor;
 #[rustfmt::skip]
 mod ffi;
 mod fp4;
+#[cfg(feature = "cust")]
+mod interop;
 mod kernels;
 mod launch;
 mod load;
 mod ops;
+#[cfg(feature = "cust")]
+mod shim;
 mod weights;
 
 pub use backend::{Backend, DeviceBuffer};
