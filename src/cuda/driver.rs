@@ -181,9 +181,13 @@ impl Backend for Gpu {
     }
 
     unsafe fn upload(&self, to: u64, from: &[u8]) -> Result<(), CudaError> {
-        self.synchronize()?;
-        // SAFETY: the caller's.
-        unsafe { result::memcpy_htod_sync(to, from) }.map_err(failed("cuMemcpyHtoD"))
+        self.bind()?;
+        // On our stream: a copy of pageable memory outside it may return before its last bytes have arrived, and nothing
+        // orders a non-blocking stream after it.
+        // SAFETY: the caller's; `from` is not given back before the copy is done.
+        let copied = unsafe { result::memcpy_htod_async(to, from, self.stream.cu_stream()) };
+        copied.map_err(failed("cuMemcpyHtoDAsync"))?;
+        self.synchronize()
     }
 
     unsafe fn download(&self, from: u64, to: &mut [u8]) -> Result<(), CudaError> {
