@@ -23,4 +23,4 @@ pub use bucket::{DECODE_BUCKETS, DRIVE, Prepared, Unprovable, prepare, prove_ste
 pub use device::{Device, HostDevice};
 pub use handle::{Engine, EngineConfig, StartError};
 pub use local::LocalError;
-pub use simulated::{Row, RowLog, Simulation, SimulationError};
+pub use simulated::{Row, RowLog, Simulation, SimulationError, Steps};
