@@ -115,8 +115,8 @@ impl Table {
         let poison = if self.poison { ", dead bytes filled with NaN" } else { "" };
         writeln!(
             out,
-            "\n{sessions} sessions of seed {seed} ({rounds} rounds, {ctx} tokens of context), {concurrency} at once; orders of \
-             seed {order_seed}; index keys {index_k}{poison}.\n"
+            "\n{sessions} sessions of seed {seed}, {concurrency} at once; rounds {rounds}, context {ctx}; orders of seed \
+             {order_seed}; index keys {index_k}{poison}.\n"
         )?;
         out.write_all(ran_table(&self.ran).as_bytes())
     }

@@ -77,7 +77,7 @@ impl Sweep {
         let order = format!("{order:?}").to_lowercase();
         writeln!(
             out,
-            "Sessions of seed {seed} ({rounds} rounds, {ctx} tokens of context); order {order}, of seed {order_seed}.\n\n\
+            "Sessions of seed {seed}; rounds {rounds}, context {ctx}; order {order}, of seed {order_seed}.\n\n\
              | index keys | sessions at once | steps | tokens that differ | sessions that differ |\n|---|---:|---:|---:|---|"
         )?;
         for cell in &self.cells {
