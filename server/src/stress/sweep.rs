@@ -37,8 +37,8 @@ pub struct Cell {
 
 const FORMATS: [(IndexK, &str); 3] = [(IndexK::Bf16, "bf16"), (IndexK::Fp8, "fp8"), (IndexK::Fp4, "fp4")];
 
-/// Sessions that are played before steps are counted again, at least.
-const LOT: usize = 8;
+/// Steps that a session takes by itself, about.
+const STEPS_OF_A_SESSION: usize = 128;
 
 impl Sweep {
     /// # Errors
@@ -127,17 +127,17 @@ impl<'a> Format<'a> {
         let simulation = self.args.simulation(None, Some(self.order));
         let rows = simulation.rows.clone();
         let args = StressArgs { concurrency: at_once, ..self.args.clone() };
-        let lot = at_once.max(LOT);
+        let lot = at_once.max(self.args.steps().div_ceil(STEPS_OF_A_SESSION));
         self.more(lot)?;
         let loaded = simulated(&sized(&args, &self.scripts, at_once), simulation)?;
         let model = Model::Local(Local::new(&loaded));
         let mut company = Vec::new();
-        while rows.steps().run < args.steps {
+        while rows.steps().run < args.steps() {
             let from = company.len();
             self.more(from + lot)?;
             let scripts = &self.scripts[from..from + lot];
             let label =
-                format!("{} {at_once} at once, {} of {} steps", self.name, rows.steps().run, args.steps);
+                format!("{} {at_once} at once, {} of {} steps", self.name, rows.steps().run, args.steps());
             company.extend(self.runtime.block_on(sessions(&model, scripts, args.limits(), label)));
         }
         let comparison = compare(&self.scripts, &company, &self.alone, &rows);
