@@ -177,8 +177,8 @@ impl<'a> AnyOrder<'a> {
 
     /// Phases of a whole step.
     #[must_use]
-    pub const fn phases(&self) -> usize {
-        4 * self.nodes.len()
+    pub const fn phases(graph: &Graph) -> usize {
+        4 * graph.nodes.len()
     }
 
     fn start(&mut self) -> Run {

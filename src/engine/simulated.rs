@@ -231,7 +231,7 @@ impl Simulated {
         self.replay(step, order, usize::MAX, false)?;
         if self.simulation.ahead {
             let next = self.random.below(self.run.len());
-            let whole = 4 * self.run[next].graph.nodes.len();
+            let whole = AnyOrder::phases(&self.run[next].graph);
             let phases = match order {
                 Order::Serial => 0,
                 Order::Any => self.random.below(whole + 1),
