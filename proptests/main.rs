@@ -28,6 +28,8 @@ mod emulator;
 mod nvfp4;
 
 mod any_order;
+#[cfg(feature = "cuda")]
+mod certify;
 mod checkpoint;
 mod company;
 mod draw;

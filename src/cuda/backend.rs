@@ -1,9 +1,44 @@
 //! What runs kernels, and memory on it.
 
 use std::any::Any;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{CudaError, Launch};
+use super::{CudaError, Launch, Reading, Route};
+
+/// A step's launches, by node, and how they reach the device.
+#[derive(Clone, Debug)]
+pub struct Script {
+    pub launches: Vec<Launch>,
+    pub route: Route,
+    /// Microseconds that a node's stream is kept busy before it, by node: makes a race loud.
+    pub delays: BTreeMap<usize, u32>,
+}
+
+/// A captured graph that has not run: it can be read, and nothing about it changes any more.
+pub trait Capture: std::fmt::Debug + Send {
+    /// # Errors
+    /// [`CudaError::Driver`].
+    fn read(&self) -> Result<Reading, CudaError>;
+
+    /// The same graph, made executable.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    fn instantiate(self: Box<Self>) -> Result<Box<dyn Replay>, CudaError>;
+}
+
+/// A captured graph that runs.
+pub trait Replay: std::fmt::Debug + Send {
+    /// Launches it on the backend's stream.
+    ///
+    /// # Safety
+    /// Every address that was captured is valid for what its kernel does.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    unsafe fn replay(&self) -> Result<(), CudaError>;
+}
 
 /// A device: the driver's, or the emulator. Calls are synchronous but for launches, which run in order.
 pub trait Backend: std::fmt::Debug + Send + Sync {
@@ -46,6 +81,33 @@ pub trait Backend: std::fmt::Debug + Send + Sync {
     /// # Errors
     /// [`CudaError::NoKernel`], [`CudaError::Driver`], [`CudaError::Emulator`].
     unsafe fn launch(&self, launch: &Launch) -> Result<(), CudaError>;
+
+    /// Launches a script. A backend with one stream runs it in append order.
+    ///
+    /// # Safety
+    /// As [`launch`](Self::launch), for every launch.
+    ///
+    /// # Errors
+    /// As [`launch`](Self::launch).
+    unsafe fn issue(&self, script: &Script) -> Result<(), CudaError> {
+        for launch in &script.launches {
+            // SAFETY: the caller's.
+            unsafe { self.launch(launch)? };
+        }
+        Ok(())
+    }
+
+    /// Captures a script instead of running it.
+    ///
+    /// # Safety
+    /// The parameters are what the kernels take. Addresses in them matter only once the graph runs.
+    ///
+    /// # Errors
+    /// [`CudaError::Unsupported`] where there is no capture; else as [`launch`](Self::launch).
+    unsafe fn capture(self: Arc<Self>, script: Script) -> Result<Box<dyn Capture>, CudaError> {
+        let _ = script;
+        Err(CudaError::Unsupported { op: "capture", what: "a captured graph off a GPU" })
+    }
 
     /// Times launches as one captured graph: microseconds of each of `repeats` replays, `before` running untimed ahead of
     /// each.

@@ -33,6 +33,7 @@ entries! {
     Attention, flashlane_emu_attention;
     CompressC4, flashlane_emu_compress_c4;
     CompressC128, flashlane_emu_compress_c128;
+    Delay, flashlane_emu_delay;
     Embed, flashlane_emu_embed;
     ExpertsUp8, flashlane_emu_experts_up_8;
     ExpertsUp32, flashlane_emu_experts_up_32;

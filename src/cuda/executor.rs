@@ -1,9 +1,16 @@
-//! Steps on a device: their memory beside the host's, and their nodes launched in append order on one stream.
+//! Steps on a device: their memory beside the host's, and their nodes launched eagerly or as a captured graph, on one stream
+//! or with each lane on its own.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{Backend, Bindings, CudaError, DeviceBuffer, DeviceWeights, Launch, Options, launch};
-use crate::step::{Bytes, Class, Graph, Memory, Plan, Resident};
+use super::{
+    Backend, Bindings, Certificate, CudaError, DeviceBuffer, DeviceWeights, Evidence, Launch, Options, Place,
+    Replay, Route, Script, Uncertified, launch,
+};
+use crate::step::{
+    Bytes, Class, Graph, Memory, NodeId, Plan, Program, Resident, programmatic, prove, serial,
+};
 
 /// Pools and states on the device.
 #[derive(Debug)]
@@ -92,7 +99,40 @@ impl DeviceStep {
     }
 }
 
-/// Runs steps on a backend, one node after another.
+/// How steps run. No choice changes a bit of any result.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RunMode {
+    /// Replays a captured graph; else launches every node anew.
+    pub captured: bool,
+    /// Lanes side by side; else one after another.
+    pub forked: bool,
+    /// Kernels may begin while their predecessors run, and wait for them themselves.
+    pub programmatic: bool,
+}
+
+impl RunMode {
+    /// The graph whose edges this mode keeps.
+    #[must_use]
+    pub fn scheduled(self, graph: &Graph) -> Graph {
+        let graph = if self.forked { graph.clone() } else { serial(graph) };
+        if self.programmatic { programmatic(graph) } else { graph }
+    }
+
+    fn route(self, scheduled: &Graph) -> Route {
+        if self.forked { Route::forked(scheduled) } else { Route::serial(scheduled) }
+    }
+}
+
+/// A step with its memory, ready to run any number of times.
+#[derive(Debug)]
+pub struct Ready {
+    script: Script,
+    replay: Option<Box<dyn Replay>>,
+    /// What is known of a captured graph; `None` if the step runs eagerly.
+    pub certificate: Option<Certificate>,
+}
+
+/// Runs steps on a backend.
 #[derive(Debug)]
 pub struct Executor {
     pub backend: Arc<dyn Backend>,
@@ -112,28 +152,111 @@ impl Executor {
         step: &DeviceStep,
         resident: &DeviceResident,
     ) -> Result<Vec<Launch>, CudaError> {
-        let place = |buffer: &DeviceBuffer| (buffer.address(), buffer.len());
-        let buffers = graph.buffer_ids().map(|id| {
-            let buffer = graph.buffer(id);
-            match buffer.class {
-                Class::Weight(_) => None,
-                Class::Pool(pool) => resident.pools.get(pool.0 as usize).map(place),
-                Class::State(state) => resident.states.get(state.0 as usize).map(place),
-                Class::Input | Class::Output => step.host.get(id.0 as usize)?.as_ref().map(place),
-                Class::Transient => {
-                    let start = plan.offsets.get(id.0 as usize).copied().flatten()?;
-                    let inside = start + buffer.bytes <= step.arena.len();
-                    inside.then_some((step.arena.address() + start as u64, buffer.bytes))
-                }
-            }
-        });
-        let bindings = Bindings {
-            graph,
-            buffers: buffers.collect(),
-            weights: &self.weights,
-            multiprocessors: self.backend.multiprocessors(),
-        };
+        self.bound_launches(graph, places(graph, plan, step, resident), false)
+    }
+
+    fn bound_launches(
+        &self,
+        graph: &Graph,
+        buffers: Vec<Option<(u64, usize)>>,
+        displaced: bool,
+    ) -> Result<Vec<Launch>, CudaError> {
+        let (weights, multiprocessors) = (&self.weights, self.backend.multiprocessors());
+        let bindings = Bindings { graph, buffers, weights, multiprocessors, displaced };
         graph.nodes.iter().map(|node| launch(&node.op, &bindings, self.options)).collect()
+    }
+
+    /// Makes a step ready in a mode, proved for it: a captured graph on the edges that were read back. Valid as long as
+    /// `step`, `resident` and the weights.
+    ///
+    /// # Errors
+    /// [`Uncertified`]: it must not run.
+    pub fn ready(
+        &self,
+        graph: &Graph,
+        plan: &Plan,
+        (step, resident): (&DeviceStep, &DeviceResident),
+        mode: RunMode,
+    ) -> Result<Ready, Uncertified> {
+        let scheduled = mode.scheduled(graph);
+        prove(&Program::of(&scheduled, plan)).map_err(Uncertified::Hazards)?;
+        let places = places(graph, plan, step, resident);
+        let script = |displaced| -> Result<Script, CudaError> {
+            let launches = self.bound_launches(graph, places.clone(), displaced)?;
+            Ok(Script { launches, route: mode.route(&scheduled), delays: BTreeMap::new() })
+        };
+        let first = script(false)?;
+        if !mode.captured {
+            return Ok(Ready { script: first, replay: None, certificate: None });
+        }
+        // SAFETY: `bound_launches` checked every operand; the displaced capture is read and dropped, never run.
+        let (capture, displaced) = unsafe {
+            (
+                Arc::clone(&self.backend).capture(first.clone())?,
+                Arc::clone(&self.backend).capture(script(true)?)?,
+            )
+        };
+        let evidence = Evidence {
+            graph: &scheduled,
+            plan,
+            launches: &first.launches,
+            reading: &capture.read()?,
+            displaced: &displaced.read()?,
+            places: &self.all_places(graph, &places),
+        };
+        let certificate = Some(evidence.certify()?);
+        Ok(Ready { script: first, replay: Some(capture.instantiate()?), certificate })
+    }
+
+    /// As [`ready`](Self::ready), with nothing proved: for known bugs, run on purpose. `delays` keeps the streams of nodes
+    /// busy before them, for so many microseconds.
+    ///
+    /// # Errors
+    /// [`CudaError`].
+    pub fn ready_unproved(
+        &self,
+        graph: &Graph,
+        plan: &Plan,
+        (step, resident): (&DeviceStep, &DeviceResident),
+        (mode, delays): (RunMode, &BTreeMap<NodeId, u32>),
+    ) -> Result<Ready, CudaError> {
+        let scheduled = mode.scheduled(graph);
+        let script = Script {
+            launches: self.launches(graph, plan, step, resident)?,
+            route: mode.route(&scheduled),
+            delays: delays.iter().map(|(node, us)| (node.0 as usize, *us)).collect(),
+        };
+        if !mode.captured {
+            return Ok(Ready { script, replay: None, certificate: None });
+        }
+        // SAFETY: as in `ready`. A wrong order gives wrong values, never a wrong address.
+        let capture = unsafe { Arc::clone(&self.backend).capture(script.clone())? };
+        Ok(Ready { script, replay: Some(capture.instantiate()?), certificate: None })
+    }
+
+    /// Where every buffer lies, those of weights included.
+    fn all_places(&self, graph: &Graph, places: &[Option<(u64, usize)>]) -> Vec<Vec<Place>> {
+        let of = |(buffer, place): (&crate::step::Buffer, &Option<(u64, usize)>)| match buffer.class {
+            Class::Weight(id) => self.weights.get(id).map_or_else(Vec::new, |w| {
+                w.buffers().map(|b| Place { address: b.address(), bytes: b.len() }).collect()
+            }),
+            _ => place.iter().map(|&(address, bytes)| Place { address, bytes }).collect(),
+        };
+        graph.buffers.iter().zip(places).map(of).collect()
+    }
+
+    /// Starts a step that was made ready.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    pub fn start(&self, ready: &Ready) -> Result<(), CudaError> {
+        match &ready.replay {
+            // SAFETY: `ready` was made from operands that lie within buffers which live as long as it does, as its
+            // owner keeps it with them.
+            Some(graph) => unsafe { graph.replay() },
+            // SAFETY: the same.
+            None => unsafe { self.backend.issue(&ready.script) },
+        }
     }
 
     /// Runs a step whose memory is on the device.
@@ -195,4 +318,29 @@ impl Executor {
         step.read_outputs(graph, memory)?;
         device.download(resident)
     }
+}
+
+/// Where each buffer but the weights lies: address and bytes.
+fn places(
+    graph: &Graph,
+    plan: &Plan,
+    step: &DeviceStep,
+    resident: &DeviceResident,
+) -> Vec<Option<(u64, usize)>> {
+    let place = |buffer: &DeviceBuffer| (buffer.address(), buffer.len());
+    let of = |id: crate::ops::BufferId| {
+        let buffer = graph.buffer(id);
+        match buffer.class {
+            Class::Weight(_) => None,
+            Class::Pool(pool) => resident.pools.get(pool.0 as usize).map(place),
+            Class::State(state) => resident.states.get(state.0 as usize).map(place),
+            Class::Input | Class::Output => step.host.get(id.0 as usize)?.as_ref().map(place),
+            Class::Transient => {
+                let start = plan.offsets.get(id.0 as usize).copied().flatten()?;
+                let inside = start + buffer.bytes <= step.arena.len();
+                inside.then_some((step.arena.address() + start as u64, buffer.bytes))
+            }
+        }
+    };
+    graph.buffer_ids().map(of).collect()
 }

@@ -239,6 +239,19 @@ const _: () = {
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct DelayParams {
+    pub nanoseconds: i64,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of DelayParams"][::std::mem::size_of::<DelayParams>() - 8usize];
+    ["Alignment of DelayParams"][::std::mem::align_of::<DelayParams>() - 8usize];
+    [
+        "Offset of field: DelayParams::nanoseconds",
+    ][::std::mem::offset_of!(DelayParams, nanoseconds) - 0usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct EmbedParams {
     pub position: *const i32,
     pub token: *const i32,

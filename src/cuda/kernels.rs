@@ -31,6 +31,7 @@ kernels! {
     Attention, "attention", "attention";
     CompressC4, "compress", "compress_c4";
     CompressC128, "compress", "compress_c128";
+    Delay, "delay", "delay";
     Embed, "embed", "embed";
     ExpertsUp8, "experts", "experts_up_8";
     ExpertsUp32, "experts", "experts_up_32";

@@ -46,6 +46,12 @@ impl Launch {
         self.params.as_ptr().cast()
     }
 
+    /// The parameter struct's bytes, in words.
+    #[must_use]
+    pub fn words(&self) -> &[u64] {
+        &self.params
+    }
+
     /// No block at all: the op has no rows.
     #[must_use]
     pub fn is_empty(&self) -> bool {

@@ -1,42 +1,136 @@
-//! Steps on a GPU: eager and serial, one launch after another on one stream.
+//! Steps on a GPU: captured graphs or eager launches, lanes side by side or one after another.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::bucket::Prepared;
 use super::device::Device;
 use super::handle::{Engine, EngineConfig};
 use super::local::LocalError;
 use crate::checkpoint::Checkpoint;
-use crate::cuda::{Backend, CudaError, DeviceResident, DeviceStep, DeviceWeights, Executor, Options};
+use crate::cuda::{
+    Backend, CudaError, DeviceResident, DeviceStep, DeviceWeights, Executor, Options, Ready, RunMode,
+    Uncertified,
+};
 use crate::model::{CacheLayout, ModelWeights, load};
-use crate::step::{Bytes, Memory, Resident};
+use crate::step::{Bytes, Graph, Memory, Mutant, NodeId, Plan, Program, Random, Resident, prove};
+
+/// How an engine uses its GPU.
+#[derive(Clone, Debug, Default)]
+pub struct GpuConfig {
+    pub options: Options,
+    pub mode: RunMode,
+    /// Runs something that no proof allows.
+    pub forced: Option<Forced>,
+}
+
+/// What to force, for the stress harness: no server is built on this.
+#[derive(Clone, Debug)]
+pub struct Forced {
+    /// A known bug, in every step that has a place for it; `None`: the steps as they are.
+    pub mutant: Option<Mutant>,
+    /// Microseconds that a stream is kept busy: before the node that the mutant lets others overtake, or without a mutant
+    /// before nodes drawn from the seed.
+    pub delay: Option<(u32, u64)>,
+}
+
+/// Nodes that are held back in a step without a mutant.
+const DRAWN: usize = 6;
+
+/// A step as it runs: what is ready goes before the memory that it uses.
+struct Loaded {
+    ready: Ready,
+    device: DeviceStep,
+    memory: Memory,
+    graph: Graph,
+}
 
 /// Prepared steps whose pools, states, arenas and weights are on a device.
 struct GpuDevice {
+    loaded: Vec<Loaded>,
+    /// Kept for as long as the steps point into it.
+    _resident: DeviceResident,
     executor: Executor,
     steps: Arc<[Prepared]>,
-    memory: Vec<(Memory, DeviceStep)>,
-    resident: DeviceResident,
 }
 
 impl GpuDevice {
-    fn new(executor: Executor, layout: &CacheLayout, steps: Vec<Prepared>) -> Result<Self, CudaError> {
+    fn new(
+        executor: Executor,
+        layout: &CacheLayout,
+        steps: Vec<Prepared>,
+        config: &GpuConfig,
+    ) -> Result<Self, Uncertified> {
         let zeroed = Resident {
             pools: layout.pools().map(|p| Bytes::zeroed(p.pages * p.page_bytes)).collect(),
             states: layout.states().map(|s| Bytes::zeroed(s.slots * s.len * 4)).collect(),
         };
         let resident = DeviceResident::upload(&executor.backend, &zeroed)?;
-        let memory = steps.iter().map(|p| {
-            let memory = Memory::new(&p.step.graph, &p.plan);
-            let device = DeviceStep::upload(&executor.backend, &p.step.graph, &memory)?;
-            // Refused here rather than at the first request.
-            executor.launches(&p.step.graph, &p.plan, &device, &resident)?;
-            Ok((memory, device))
-        });
-        let memory = memory.collect::<Result<_, CudaError>>()?;
-        Ok(Self { executor, steps: steps.into(), memory, resident })
+        let begun = Instant::now();
+        let mut loaded = Vec::with_capacity(steps.len());
+        for (at, step) in steps.iter().enumerate() {
+            let one = load_step(&executor, &resident, step, config)?;
+            if let Some(found) = one.ready.certificate {
+                let (done, of) = (at + 1, steps.len());
+                tracing::info!(
+                    step = %step.step.shape, done, of, nodes = found.proved.nodes, edges = found.proved.edges,
+                    programmatic = found.programmatic, pairs = found.proved.pairs, pointers = found.pointers,
+                    fingerprint = format!("{:016x}", found.fingerprint), "captured, read back and proved"
+                );
+            }
+            loaded.push(one);
+        }
+        let arena: usize = steps.iter().map(|s| s.plan.arena_bytes).sum();
+        tracing::info!(
+            steps = steps.len(),
+            arena_bytes = arena,
+            seconds = begun.elapsed().as_secs_f32(),
+            "steps are ready"
+        );
+        Ok(Self { loaded, _resident: resident, executor, steps: steps.into() })
     }
+}
+
+fn load_step(
+    executor: &Executor,
+    resident: &DeviceResident,
+    step: &Prepared,
+    config: &GpuConfig,
+) -> Result<Loaded, Uncertified> {
+    let (graph, plan) = copy(step, config);
+    let memory = Memory::new(&graph, &plan);
+    let device = DeviceStep::upload(&executor.backend, &graph, &memory)?;
+    let place = (&device, resident);
+    let ready = match &config.forced {
+        None => executor.ready(&graph, &plan, place, config.mode)?,
+        Some(forced) => {
+            let delays = delays(&graph, &plan, forced);
+            executor.ready_unproved(&graph, &plan, place, (config.mode, &delays))?
+        }
+    };
+    Ok(Loaded { ready, device, memory, graph })
+}
+
+/// What runs in the place of a proved step.
+fn copy(step: &Prepared, config: &GpuConfig) -> (Graph, Plan) {
+    let (graph, plan) = (&step.step.graph, &step.plan);
+    let mutant = config.forced.as_ref().and_then(|f| f.mutant);
+    let mutated = mutant.and_then(|m| m.apply(graph, plan));
+    mutated.map_or_else(|| (graph.clone(), plan.clone()), |m| (m.graph, m.plan))
+}
+
+/// Where a forced step is held back.
+fn delays(graph: &Graph, plan: &Plan, forced: &Forced) -> BTreeMap<NodeId, u32> {
+    let Some((microseconds, seed)) = forced.delay else { return BTreeMap::new() };
+    if forced.mutant.is_none() {
+        let mut random = Random::new(seed);
+        let node = |random: &mut Random| NodeId(u32::try_from(random.below(graph.nodes.len())).unwrap_or(0));
+        return (0..DRAWN).map(|_| (node(&mut random), microseconds)).collect();
+    }
+    let hazards = prove(&Program::of(graph, plan)).err().unwrap_or_default();
+    let overtaken = hazards.iter().find(|h| h.second.is_some()).map(|h| (h.first.node, microseconds));
+    overtaken.into_iter().collect()
 }
 
 impl Device for GpuDevice {
@@ -45,22 +139,20 @@ impl Device for GpuDevice {
     }
 
     fn io(&mut self, step: usize) -> &mut Memory {
-        &mut self.memory[step].0
+        &mut self.loaded[step].memory
     }
 
     fn run(&mut self, step: usize) -> Result<(), String> {
-        let Prepared { step: model, plan, .. } = &self.steps[step];
-        let (memory, device) = &mut self.memory[step];
-        device
-            .write_inputs(&model.graph, memory)
-            .and_then(|()| self.executor.run(&model.graph, plan, device, &self.resident))
-            .and_then(|()| device.read_outputs(&model.graph, memory))
-            .map_err(|error| error.to_string())
+        let Loaded { ready, device, memory, graph } = &mut self.loaded[step];
+        let ran = |error: CudaError| error.to_string();
+        device.write_inputs(graph, memory).map_err(ran)?;
+        self.executor.start(ready).map_err(ran)?;
+        device.read_outputs(graph, memory).map_err(ran)
     }
 }
 
 impl Engine {
-    /// Loads the weights onto a device, builds, plans and proves every step, and starts.
+    /// Loads the weights onto a device, builds, plans and proves every step (a captured one as it was read back), and starts.
     ///
     /// # Errors
     /// [`LocalError`], in sentences.
@@ -68,7 +160,7 @@ impl Engine {
         checkpoint: &Checkpoint,
         config: EngineConfig,
         backend: Arc<dyn Backend>,
-        options: Options,
+        gpu: &GpuConfig,
     ) -> Result<Self, LocalError> {
         config.check()?;
         let (weights, registry) = ModelWeights::new(&checkpoint.config, config.max_positions());
@@ -81,8 +173,8 @@ impl Engine {
             .map(|id| (id, checkpoint.config.n_routed_experts))
             .collect();
         let loaded = DeviceWeights::load(&backend, &load(&registry, checkpoint)?, &experts)?;
-        let executor = Executor { backend, weights: loaded, options };
-        let device = GpuDevice::new(executor, &layout, steps)?;
+        let executor = Executor { backend, weights: loaded, options: gpu.options };
+        let device = GpuDevice::new(executor, &layout, steps, gpu)?;
         Ok(Self::start(config, layout, Box::new(device))?)
     }
 }

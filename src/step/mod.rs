@@ -41,7 +41,7 @@ pub use program::{Actor, Kind, Object, ObjectId, Program, SETTLED_ROWS, Space, T
 pub use proof::{Proved, prove};
 pub use purity::{Impure, fingerprint, purity};
 pub use random::Random;
-pub use schedule::{critical_path, largest_peak, random_order, serial, width};
+pub use schedule::{critical_path, largest_peak, programmatic, random_order, serial, width};
 
 /// Keeps the example of the document compiling and true.
 #[cfg(doctest)]
