@@ -7,7 +7,9 @@
 // No global memory access of a kernel may stand before this.
 FL_DEVICE void pdl_wait() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#if !defined(FL_UNWAITED)
   asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
   asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }

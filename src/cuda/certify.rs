@@ -247,8 +247,8 @@ impl Evidence<'_> {
             found: format!("{found:?}"),
         };
         for call in [a, b] {
-            if call.symbol != launch.kernel.symbol() {
-                return Err(other("the kernel", &launch.kernel.symbol(), &call.symbol));
+            if call.symbol != launch.symbol() {
+                return Err(other("the kernel", &launch.symbol(), &call.symbol));
             }
             if call.grid != launch.grid || call.block != [launch.block, 1, 1] {
                 let expected = (launch.grid, [launch.block, 1, 1]);

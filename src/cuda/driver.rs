@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, result, sys};
 
 use super::kernels::fatbin;
-use super::{Backend, Capture, CudaError, Kernel, Launch, Script};
+use super::{Backend, Capture, CudaError, Launch, Script};
 
 /// Dynamic shared memory that needs no permission.
 const PLAIN_SHARED: u32 = 48 << 10;
@@ -32,7 +32,7 @@ unsafe impl Send for Module {}
 #[derive(Debug, Default)]
 struct Loaded {
     modules: HashMap<&'static str, Module>,
-    functions: HashMap<Kernel, Function>,
+    functions: HashMap<&'static str, Function>,
 }
 
 /// Streams and events beside the main one, made as they are needed.
@@ -145,7 +145,7 @@ impl Gpu {
 
     /// The loaded function of a launch, with permission for its shared memory.
     pub(super) fn prepared(&self, launch: &Launch) -> Result<Function, CudaError> {
-        let function = self.function(launch.kernel)?;
+        let function = self.function(launch)?;
         if launch.shared > PLAIN_SHARED {
             self.allow_shared(function, launch.shared)?;
         }
@@ -188,26 +188,25 @@ impl Gpu {
         let launched = unsafe {
             sys::cuLaunchKernelEx(&raw const config, function.0, params.as_mut_ptr(), std::ptr::null_mut())
         };
-        let named =
-            |e: DriverError| CudaError::Driver { call: launch.kernel.symbol(), message: e.to_string() };
+        let named = |e: DriverError| CudaError::Driver { call: launch.symbol(), message: e.to_string() };
         launched.result().map_err(named)
     }
 
-    fn function(&self, kernel: Kernel) -> Result<Function, CudaError> {
+    fn function(&self, launch: &Launch) -> Result<Function, CudaError> {
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(function) = loaded.functions.get(&kernel) {
+        if let Some(function) = loaded.functions.get(launch.symbol()) {
             return Ok(*function);
         }
-        let module = match loaded.modules.get(kernel.file()) {
+        let module = match loaded.modules.get(launch.file()) {
             Some(module) => *module,
-            None => load(kernel)?,
+            None => load(launch)?,
         };
-        loaded.modules.insert(kernel.file(), module);
-        let name = CString::new(kernel.symbol()).unwrap_or_default();
+        loaded.modules.insert(launch.file(), module);
+        let name = CString::new(launch.symbol()).unwrap_or_default();
         // SAFETY: the module is loaded and never unloaded.
         let function = unsafe { result::module::get_function(module.0, name) };
         let function = Function(function.map_err(failed("cuModuleGetFunction"))?);
-        loaded.functions.insert(kernel, function);
+        loaded.functions.insert(launch.symbol(), function);
         Ok(function)
     }
 
@@ -220,8 +219,8 @@ impl Gpu {
     }
 }
 
-fn load(kernel: Kernel) -> Result<Module, CudaError> {
-    let bytes = fatbin(kernel).ok_or(CudaError::NoKernel { kernel: kernel.symbol() })?;
+fn load(launch: &Launch) -> Result<Module, CudaError> {
+    let bytes = fatbin(launch.file()).ok_or(CudaError::NoKernel { kernel: launch.symbol() })?;
     // The driver wants 64-byte alignment, which embedded bytes lack; it copies what it needs.
     let mut aligned: Vec<[u64; 8]> = vec![[0; 8]; bytes.len().div_ceil(64) + 1];
     let words: &mut [u8] = bytemuck::cast_slice_mut(&mut aligned);

@@ -163,7 +163,11 @@ impl Executor {
     ) -> Result<Vec<Launch>, CudaError> {
         let (weights, multiprocessors) = (&self.weights, self.backend.multiprocessors());
         let bindings = Bindings { graph, buffers, weights, multiprocessors, displaced };
-        graph.nodes.iter().map(|node| launch(&node.op, &bindings, self.options)).collect()
+        let one = |node: &crate::step::Node| {
+            let launch = launch(&node.op, &bindings, self.options)?;
+            if node.waits { Ok(launch) } else { launch.without_wait() }
+        };
+        graph.nodes.iter().map(one).collect()
     }
 
     /// Makes a step ready in a mode, proved for it: a captured graph on the edges that were read back. Valid as long as
@@ -189,13 +193,11 @@ impl Executor {
         if !mode.captured {
             return Ok(Ready { script: first, replay: None, certificate: None });
         }
-        // SAFETY: `bound_launches` checked every operand; the displaced capture is read and dropped, never run.
-        let (capture, displaced) = unsafe {
-            (
-                Arc::clone(&self.backend).capture(first.clone())?,
-                Arc::clone(&self.backend).capture(script(true)?)?,
-            )
+        let capture = |script| {
+            // SAFETY: `bound_launches` checked every operand; the displaced capture is read and dropped, never run.
+            unsafe { Arc::clone(&self.backend).capture(script) }
         };
+        let (capture, displaced) = (capture(first.clone())?, capture(script(true)?)?);
         let evidence = Evidence {
             graph: &scheduled,
             plan,

@@ -63,7 +63,7 @@ pub fn kernels_built() -> bool {
     !FATBINS.is_empty()
 }
 
-/// The fatbin that holds a kernel.
-pub(super) fn fatbin(kernel: Kernel) -> Option<&'static [u8]> {
-    FATBINS.iter().find(|(file, _)| *file == kernel.file()).map(|(_, bytes)| *bytes)
+/// The fatbin of a source file.
+pub(super) fn fatbin(file: &str) -> Option<&'static [u8]> {
+    FATBINS.iter().find(|(name, _)| *name == file).map(|(_, bytes)| *bytes)
 }

@@ -1,6 +1,6 @@
 //! One kernel launch as data: what runs, over how many blocks, with which parameters.
 
-use super::Kernel;
+use super::{CudaError, Kernel};
 
 /// A struct that a kernel takes as its one parameter.
 ///
@@ -18,6 +18,7 @@ pub struct Launch {
     /// Bytes of dynamic shared memory.
     pub shared: u32,
     params: Vec<u64>,
+    waits: bool,
 }
 
 impl Launch {
@@ -38,12 +39,51 @@ impl Launch {
             );
         }
         let grid = grid.map(|n| u32::try_from(n).unwrap_or(u32::MAX));
-        Self { kernel, grid, block, shared: u32::try_from(shared).unwrap_or(u32::MAX), params: words }
+        Self {
+            kernel,
+            grid,
+            block,
+            shared: u32::try_from(shared).unwrap_or(u32::MAX),
+            params: words,
+            waits: true,
+        }
     }
 
     /// The parameter struct's bytes.
     pub(super) fn params(&self) -> *const std::ffi::c_void {
         self.params.as_ptr().cast()
+    }
+
+    /// The same launch of a twin that does not wait for what it reads: a known bug.
+    ///
+    /// # Errors
+    /// [`CudaError::Unsupported`]: the kernel has no such twin.
+    pub(super) fn without_wait(self) -> Result<Self, CudaError> {
+        match self.kernel {
+            Kernel::Linear8 | Kernel::Linear32 => Ok(Self { waits: false, ..self }),
+            other => Err(CudaError::Unsupported { op: other.symbol(), what: "a kernel that does not wait" }),
+        }
+    }
+
+    #[must_use]
+    pub const fn waits(&self) -> bool {
+        self.waits
+    }
+
+    /// The function's name in its module.
+    #[must_use]
+    pub const fn symbol(&self) -> &'static str {
+        match (self.waits, self.kernel) {
+            (false, Kernel::Linear8) => "unwaited_linear_8",
+            (false, _) => "unwaited_linear_32",
+            (true, kernel) => kernel.symbol(),
+        }
+    }
+
+    /// The source file's stem.
+    #[must_use]
+    pub const fn file(&self) -> &'static str {
+        if self.waits { self.kernel.file() } else { "unwaited" }
     }
 
     /// The parameter struct's bytes, in words.
