@@ -37,6 +37,8 @@ mod engine;
 mod footprint;
 #[cfg(feature = "cuda")]
 mod gpu_engine;
+#[cfg(feature = "cuda")]
+mod gpu_events;
 mod hazards;
 mod inputs;
 mod model;

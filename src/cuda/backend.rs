@@ -57,6 +57,22 @@ pub trait Backend: std::fmt::Debug + Send + Sync {
     /// `address` came from [`allocate`](Self::allocate) with `bytes`, was not freed, and nothing uses it any more.
     unsafe fn free(&self, address: u64, bytes: usize);
 
+    /// Zeroes memory, after every launch so far.
+    ///
+    /// # Safety
+    /// `address .. address + bytes` lies within one allocation.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    unsafe fn clear(&self, address: u64, bytes: usize) -> Result<(), CudaError> {
+        let zeros = vec![0u8; bytes.min(1 << 20)];
+        for start in (0..bytes).step_by(zeros.len().max(1)) {
+            // SAFETY: a part of the caller's range.
+            unsafe { self.upload(address + start as u64, &zeros[..zeros.len().min(bytes - start)])? };
+        }
+        Ok(())
+    }
+
     /// Copies to the device, after every launch so far.
     ///
     /// # Safety
@@ -152,6 +168,17 @@ impl DeviceBuffer {
     pub fn new(backend: &Arc<dyn Backend>, bytes: usize) -> Result<Self, CudaError> {
         let address = backend.allocate(bytes.max(1))?;
         Ok(Self { backend: Arc::clone(backend), address, bytes, owner: None })
+    }
+
+    /// Memory full of zeros.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    pub fn zeroed(backend: &Arc<dyn Backend>, bytes: usize) -> Result<Self, CudaError> {
+        let buffer = Self::new(backend, bytes)?;
+        // SAFETY: the whole of a buffer.
+        unsafe { backend.clear(buffer.address, bytes)? };
+        Ok(buffer)
     }
 
     /// Memory that holds a copy of `bytes`.

@@ -254,6 +254,13 @@ impl Backend for Gpu {
         }
     }
 
+    unsafe fn clear(&self, address: u64, bytes: usize) -> Result<(), CudaError> {
+        self.bind()?;
+        // SAFETY: the caller's range.
+        let cleared = unsafe { result::memset_d8_async(address, 0, bytes, self.stream.cu_stream()) };
+        cleared.map_err(failed("cuMemsetD8Async"))
+    }
+
     unsafe fn upload(&self, to: u64, from: &[u8]) -> Result<(), CudaError> {
         self.bind()?;
         // On our stream: a copy of pageable memory outside it may return before its last bytes have arrived, and nothing

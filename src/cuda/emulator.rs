@@ -39,6 +39,7 @@ entries! {
     ExpertsUp32, flashlane_emu_experts_up_32;
     ExpertsDown8, flashlane_emu_experts_down_8;
     ExpertsDown32, flashlane_emu_experts_down_32;
+    Fill, flashlane_emu_fill;
     HyperPre, flashlane_emu_hyper_pre;
     HyperPost, flashlane_emu_hyper_post;
     HyperHead, flashlane_emu_hyper_head;

@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::{
-    Backend, Bindings, Certificate, CudaError, DeviceBuffer, DeviceWeights, Evidence, Launch, Options, Place,
-    Replay, Route, Script, Uncertified, launch,
+    Backend, Bindings, Capture, Certificate, CudaError, DeviceBuffer, DeviceWeights, Evidence, Launch,
+    Options, Place, Replay, Route, Script, Uncertified, launch,
 };
+use crate::model::CacheLayout;
 use crate::step::{
     Bytes, Class, Graph, Memory, NodeId, Plan, Program, Resident, programmatic, prove, serial,
 };
@@ -20,6 +21,16 @@ pub struct DeviceResident {
 }
 
 impl DeviceResident {
+    /// Empty caches of a layout.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    pub fn zeroed(backend: &Arc<dyn Backend>, layout: &CacheLayout) -> Result<Self, CudaError> {
+        let pools = layout.pools().map(|p| DeviceBuffer::zeroed(backend, p.pages * p.page_bytes));
+        let states = layout.states().map(|s| DeviceBuffer::zeroed(backend, s.slots * s.len * 4));
+        Ok(Self { pools: pools.collect::<Result<_, _>>()?, states: states.collect::<Result<_, _>>()? })
+    }
+
     /// A copy of the host's.
     ///
     /// # Errors
@@ -184,19 +195,43 @@ impl Executor {
     ) -> Result<Ready, Uncertified> {
         let scheduled = mode.scheduled(graph);
         prove(&Program::of(&scheduled, plan)).map_err(Uncertified::Hazards)?;
-        let places = places(graph, plan, step, resident);
-        let script = |displaced| -> Result<Script, CudaError> {
-            let launches = self.bound_launches(graph, places.clone(), displaced)?;
-            Ok(Script { launches, route: mode.route(&scheduled), delays: BTreeMap::new() })
-        };
-        let first = script(false)?;
         if !mode.captured {
-            return Ok(Ready { script: first, replay: None, certificate: None });
+            let script = self.script(graph, &places(graph, plan, step, resident), &scheduled, mode, false)?;
+            return Ok(Ready { script, replay: None, certificate: None });
         }
+        let (script, capture, certificate) = self.captured(graph, plan, (step, resident), mode)?;
+        Ok(Ready { script, replay: Some(capture.instantiate()?), certificate: Some(certificate?) })
+    }
+
+    /// Captures a step, reads it back, and judges what was read, whether the step as declared is proved or not.
+    ///
+    /// # Errors
+    /// [`Uncertified`].
+    pub fn read_back(
+        &self,
+        graph: &Graph,
+        plan: &Plan,
+        place: (&DeviceStep, &DeviceResident),
+        mode: RunMode,
+    ) -> Result<Certificate, Uncertified> {
+        self.captured(graph, plan, place, mode)?.2
+    }
+
+    fn captured(
+        &self,
+        graph: &Graph,
+        plan: &Plan,
+        (step, resident): (&DeviceStep, &DeviceResident),
+        mode: RunMode,
+    ) -> Result<(Script, Box<dyn Capture>, Result<Certificate, Uncertified>), CudaError> {
+        let scheduled = mode.scheduled(graph);
+        let places = places(graph, plan, step, resident);
+        let script = |displaced| self.script(graph, &places, &scheduled, mode, displaced);
         let capture = |script| {
             // SAFETY: `bound_launches` checked every operand; the displaced capture is read and dropped, never run.
             unsafe { Arc::clone(&self.backend).capture(script) }
         };
+        let first = script(false)?;
         let (capture, displaced) = (capture(first.clone())?, capture(script(true)?)?);
         let evidence = Evidence {
             graph: &scheduled,
@@ -206,8 +241,20 @@ impl Executor {
             displaced: &displaced.read()?,
             places: &self.all_places(graph, &places),
         };
-        let certificate = Some(evidence.certify()?);
-        Ok(Ready { script: first, replay: Some(capture.instantiate()?), certificate })
+        let certificate = evidence.certify();
+        Ok((first, capture, certificate))
+    }
+
+    fn script(
+        &self,
+        graph: &Graph,
+        places: &[Option<(u64, usize)>],
+        scheduled: &Graph,
+        mode: RunMode,
+        displaced: bool,
+    ) -> Result<Script, CudaError> {
+        let launches = self.bound_launches(graph, places.to_vec(), displaced)?;
+        Ok(Script { launches, route: mode.route(scheduled), delays: BTreeMap::new() })
     }
 
     /// As [`ready`](Self::ready), with nothing proved: for known bugs, run on purpose. `delays` keeps the streams of nodes

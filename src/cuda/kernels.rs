@@ -37,6 +37,7 @@ kernels! {
     ExpertsUp32, "experts", "experts_up_32";
     ExpertsDown8, "experts", "experts_down_8";
     ExpertsDown32, "experts", "experts_down_32";
+    Fill, "fill", "fill";
     HyperPre, "hyper", "hyper_pre";
     HyperPost, "hyper", "hyper_post";
     HyperHead, "hyper", "hyper_head";

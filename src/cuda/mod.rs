@@ -45,9 +45,11 @@ mod kernels;
 mod launch;
 mod load;
 mod ops;
+mod random;
 mod route;
 #[cfg(feature = "cust")]
 mod shim;
+mod unbacked;
 mod weights;
 
 pub use backend::{Backend, Capture, DeviceBuffer, Replay, Script};
@@ -67,6 +69,7 @@ pub use kernels::{Kernel, kernels_built};
 pub use launch::Launch;
 pub use ops::{IndexReader, Options, launch};
 pub use route::{Route, Stop};
+pub use unbacked::{Unbacked, read_back};
 pub use weights::{DeviceWeight, DeviceWeights, MatrixFormat};
 
 #[cfg(all(test, feature = "bindgen"))]

@@ -211,6 +211,19 @@ mod tests {
         assert!(pdl.stops[1..].iter().all(|s| s.programmatic) && !pdl.stops[0].programmatic);
     }
 
+    /// Where cudarc's one read event a slice loses the first reader (`proptests/gpu_events.rs`).
+    #[test]
+    fn a_write_waits_for_the_readers_of_every_lane() {
+        let model = model();
+        let node = |lane| crate::step::Node { lane: LaneId(lane), ..model.nodes[0].clone() };
+        let edge = |from, to| Edge { from: NodeId(from), to: NodeId(to), kind: EdgeKind::Full };
+        // Made on main, read on a side lane and then on main, written on main.
+        let nodes = [0, 1, 0, 0].map(node).to_vec();
+        let graph =
+            Graph { nodes, edges: vec![edge(0, 1), edge(0, 2), edge(1, 3), edge(2, 3)], ..model.clone() };
+        assert_eq!(Route::forked(&graph).stops[3].waits, [1]);
+    }
+
     #[test]
     fn a_side_stream_that_comes_first_starts_after_the_main_one() {
         let mut graph = model();

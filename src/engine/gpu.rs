@@ -1,6 +1,6 @@
 //! Steps on a GPU: captured graphs or eager launches, lanes side by side or one after another.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -14,7 +14,7 @@ use crate::cuda::{
     Uncertified,
 };
 use crate::model::{CacheLayout, ModelWeights, load};
-use crate::step::{Bytes, Graph, Memory, Mutant, NodeId, Plan, Program, Random, Resident, prove};
+use crate::step::{Graph, Memory, Mutant, NodeId, Plan, Program, Random, prove};
 
 /// How an engine uses its GPU.
 #[derive(Clone, Debug, Default)]
@@ -62,11 +62,7 @@ impl GpuDevice {
         steps: Vec<Prepared>,
         config: &GpuConfig,
     ) -> Result<Self, Uncertified> {
-        let zeroed = Resident {
-            pools: layout.pools().map(|p| Bytes::zeroed(p.pages * p.page_bytes)).collect(),
-            states: layout.states().map(|s| Bytes::zeroed(s.slots * s.len * 4)).collect(),
-        };
-        let resident = DeviceResident::upload(&executor.backend, &zeroed)?;
+        let resident = DeviceResident::zeroed(&executor.backend, layout)?;
         let begun = Instant::now();
         let mut loaded = Vec::with_capacity(steps.len());
         for (at, step) in steps.iter().enumerate() {
@@ -166,13 +162,7 @@ impl Engine {
         let (weights, registry) = ModelWeights::new(&checkpoint.config, config.max_positions());
         let layout = CacheLayout::new(&weights, config.numerics, config.cache_size());
         let steps = config.prepare(&weights, &layout)?;
-        let experts: HashMap<_, _> = weights
-            .layers
-            .iter()
-            .flat_map(|l| [l.moe.up.id, l.moe.down.id])
-            .map(|id| (id, checkpoint.config.n_routed_experts))
-            .collect();
-        let loaded = DeviceWeights::load(&backend, &load(&registry, checkpoint)?, &experts)?;
+        let loaded = DeviceWeights::load(&backend, &load(&registry, checkpoint)?, &weights.stacks())?;
         let executor = Executor { backend, weights: loaded, options: gpu.options };
         let device = GpuDevice::new(executor, &layout, steps, gpu)?;
         Ok(Self::start(config, layout, Box::new(device))?)

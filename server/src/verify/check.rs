@@ -51,6 +51,8 @@ pub(super) struct Checked {
     pub(super) case: Case,
     /// The step without mutant and schedule.
     pub(super) built: Graph,
+    /// The step with its mutant and without schedule, as a device takes it.
+    pub(super) unscheduled: Graph,
     pub(super) mutant: Option<(Mutant, String)>,
     pub(super) step: Result<Proved, Vec<Hazard>>,
     /// Empty if the step itself is not proved: steps in a row cannot be better.
@@ -70,7 +72,7 @@ impl Checked {
         for shape in target.shapes.iter().filter(|s| **s != target.shape()) {
             others.push(case(target, *shape, &build(target, *shape)?));
         }
-        let (case, mutant) = focus(target, &built, mutant)?;
+        let (case, unscheduled, mutant) = focus(target, &built, mutant)?;
         let mut times = Times { build: start.elapsed(), ..Times::default() };
 
         let step = prove(&Program::of(&case.graph, &case.plan)).map_err(told);
@@ -80,7 +82,7 @@ impl Checked {
         let purity = pure(target, &built, mutant.as_ref().map(|(m, _)| *m))?;
         let layout = others.iter().chain([&case]).try_for_each(|c| Layout::of(&c.graph).map(|_| ()));
         times.total = start.elapsed();
-        Ok(Self { case, built, mutant, step, loops, purity, layout, times })
+        Ok(Self { case, built, unscheduled, mutant, step, loops, purity, layout, times })
     }
 }
 
@@ -111,15 +113,15 @@ fn focus(
     target: &Target,
     built: &Graph,
     mutant: Option<Mutant>,
-) -> anyhow::Result<(Case, Option<(Mutant, String)>)> {
+) -> anyhow::Result<(Case, Graph, Option<(Mutant, String)>)> {
     let case = case(target, target.shape(), built);
-    let Some(mutant) = mutant else { return Ok((case, None)) };
+    let Some(mutant) = mutant else { return Ok((case, built.clone(), None)) };
     let mutated = mutant.apply(built, &case.plan);
     let mutated =
         mutated.with_context(|| format!("--mutant {}: {} has no place for it", mutant.slug(), case.name))?;
     let (plan, live) = (mutated.plan, mutated.live);
-    let graph = scheduled(target, mutated.graph);
-    Ok((Case { name: case.name, graph, plan, live }, Some((mutant, mutated.place))))
+    let graph = scheduled(target, mutated.graph.clone());
+    Ok((Case { name: case.name, graph, plan, live }, mutated.graph, Some((mutant, mutated.place))))
 }
 
 /// The hazards that explain most come first: those of one value, then those of nodes close together.
