@@ -130,6 +130,12 @@ fn wrong_inputs_are_refused_in_words() {
     assert!(matches!(outside, LayoutError::StateRange { request: 3, limit: 9, found: 9, .. }), "{outside}");
     let sample = refusal(|s, m| m.host_mut::<i32>(&s.io.sample_rows)[0] = 2);
     assert!(matches!(sample, LayoutError::SampleRow { sample: 0, found: 2, .. }), "{sample}");
+    let other = refusal(|s, m| m.host_mut::<i32>(&s.io.sample_rows)[0] = 1);
+    assert_eq!(other.to_string(), "sample_rows[0]: expected -1 or a row with a token of request 0, found 1");
+    let parity = refusal(|s, m| m.host_mut::<i32>(&s.io.sample_position)[1] = 302);
+    assert_eq!(parity.to_string(), "sample_position[1]: expected 301, found 302");
+    let padded = refusal(|s, m| m.host_mut::<i32>(&s.io.sample_position)[2] = 0);
+    assert_eq!(padded.to_string(), "sample_position[2]: expected -1, found 0");
 }
 
 #[test]

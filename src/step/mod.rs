@@ -23,8 +23,8 @@ pub use append::{
     Compact, CompressWeights, HyperWeights, IndexHeads, Mixed, NormWeights, RouteBy, Routed, SampleParams,
 };
 pub use builder::{
-    BuildError, Handle, Numerics, Output, Pool, PoolSpec, Root, Rows, Settled, State, StateSpec, T, Tail,
-    Weight, build,
+    BuildError, Carried, Carry, CarryTail, Handle, Numerics, Output, Pool, PoolSpec, Root, Rows, Settled,
+    State, StateSpec, T, Tail, Weight, build,
 };
 pub use draw::{dot, svg};
 pub use graph::{
