@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use flashlane::cache::{Caches, Owner, Sequence};
 use flashlane::checkpoint::synthetic::tiny_config;
+use flashlane::engine::inputs::Tokens::Given;
 use flashlane::engine::{SamplingParams, inputs as engine};
 use flashlane::format::index_row::IndexFormat;
 use flashlane::model::{ModelStep, StepShape};
@@ -203,7 +204,7 @@ fn the_engines_inputs_pass() {
             let tokens = vec![1; (prompt - start).min(BLOCK_TOKENS)];
             sequence.extend_window(&mut caches, start, start + tokens.len()).unwrap();
             let segment =
-                engine::Segment { sequence: &sequence, start, tokens: &tokens, sample: Some(&greedy) };
+                engine::Segment { sequence: &sequence, start, tokens: Given(&tokens), sample: Some(&greedy) };
             let mut memory = apart(&prefill, &[(0, 0)]);
             engine::fill(&prefill, &mut memory, &[segment]);
             assert_eq!(layouts[1].check(&memory, &AnyOwner), Ok(()), "block at {start}");
@@ -215,8 +216,12 @@ fn the_engines_inputs_pass() {
         for (sequence, length) in &mut sequences {
             sequence.extend_window(&mut caches, *length, *length + 1).unwrap();
         }
-        let segment =
-            |(sequence, start)| engine::Segment { sequence, start, tokens: &[1], sample: Some(&greedy) };
+        let segment = |(sequence, start)| engine::Segment {
+            sequence,
+            start,
+            tokens: Given(&[1]),
+            sample: Some(&greedy),
+        };
         let segments: Vec<_> = sequences.iter().map(|(s, length)| segment((s, *length))).collect();
         let mut memory = apart(&decode, &[(0, 0)]);
         engine::fill(&decode, &mut memory, &segments);

@@ -11,7 +11,7 @@ use std::collections::HashMap;
 pub use error::LayoutError;
 
 use super::graph::Graph;
-use super::memory::Memory;
+use super::host_io::HostIo;
 use crate::ops::{BufferId, Compressed, Op, PAGE_ROWS, Paged, Tokens, Value, WINDOW};
 
 /// Who may read and write pages. Page tables are named by their input's buffer.
@@ -125,11 +125,11 @@ impl Layout {
         }
     }
 
-    /// Checks the inputs that lie in `memory`.
+    /// Checks the inputs in `memory`.
     ///
     /// # Errors
     /// The first [`LayoutError`].
-    pub fn check(&self, memory: &Memory, owners: &dyn Owners) -> Result<(), LayoutError> {
+    pub fn check(&self, memory: &HostIo, owners: &dyn Owners) -> Result<(), LayoutError> {
         let Some(tokens) = self.tokens else { return Ok(()) };
         let positions: &[i32] = memory.host(&tokens.position);
         self.positions(positions, tokens.per_request)?;
@@ -172,7 +172,7 @@ impl Layout {
     fn view(
         &self,
         view: &View,
-        memory: &Memory,
+        memory: &HostIo,
         live: &[&[i32]],
         owners: &dyn Owners,
     ) -> Result<(), LayoutError> {
@@ -205,7 +205,7 @@ impl Layout {
     fn store(
         &self,
         store: &Store,
-        memory: &Memory,
+        memory: &HostIo,
         positions: &[i32],
         per_request: usize,
         owners: &dyn Owners,
@@ -278,7 +278,7 @@ impl Layout {
         &self,
         slots: &Value,
         limit: usize,
-        memory: &Memory,
+        memory: &HostIo,
         live: &[&[i32]],
     ) -> Result<(), LayoutError> {
         let mut owner: HashMap<i32, usize> = HashMap::new();
@@ -302,7 +302,7 @@ impl Layout {
     fn sample_rows(
         &self,
         rows: &Value,
-        memory: &Memory,
+        memory: &HostIo,
         positions: &[i32],
         per_request: usize,
     ) -> Result<(), LayoutError> {

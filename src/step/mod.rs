@@ -6,6 +6,7 @@ mod builder;
 mod draw;
 mod graph;
 mod hazard;
+mod host_io;
 mod lane;
 mod layout;
 mod loop_proof;
@@ -31,6 +32,7 @@ pub use graph::{
     Buffer, Class, Edge, EdgeKind, Graph, Lane as LaneInfo, LaneId, Node, NodeId, PoolId, StateId, WeightId,
 };
 pub use hazard::{Hazard, Party, Rule};
+pub use host_io::{HostIo, Place};
 pub use lane::{Fork, Lane, Receiver, Sender};
 pub use layout::{AnyOwner, Layout, LayoutError, Owners};
 pub use loop_proof::{Drive, Replay, prove_loop, unroll};
