@@ -40,6 +40,38 @@ pub trait Replay: std::fmt::Debug + Send {
     unsafe fn replay(&self) -> Result<(), CudaError>;
 }
 
+/// Host memory that copies run from and to while the host does something else.
+pub trait Staging: std::fmt::Debug + Send {
+    fn bytes(&self) -> &[u8];
+    fn bytes_mut(&mut self) -> &mut [u8];
+}
+
+impl Staging for Vec<u8> {
+    fn bytes(&self) -> &[u8] {
+        self
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        self
+    }
+}
+
+/// A point in the backend's stream.
+pub trait Fence: std::fmt::Debug + Send {
+    /// Waits until everything before it is done.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`]: also what something before it did wrong.
+    fn wait(self: Box<Self>) -> Result<(), CudaError>;
+}
+
+/// The point of a backend that has always caught up.
+impl Fence for () {
+    fn wait(self: Box<Self>) -> Result<(), CudaError> {
+        Ok(())
+    }
+}
+
 /// A device: the driver's, or the emulator. Calls are synchronous but for launches, which run in order.
 pub trait Backend: std::fmt::Debug + Send + Sync {
     fn name(&self) -> &'static str;
@@ -90,6 +122,47 @@ pub trait Backend: std::fmt::Debug + Send + Sync {
     /// # Errors
     /// [`CudaError::Driver`].
     unsafe fn download(&self, from: u64, to: &mut [u8]) -> Result<(), CudaError>;
+
+    /// Staging memory of zeros.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    fn staging(&self, bytes: usize) -> Result<Box<dyn Staging>, CudaError> {
+        Ok(Box::new(vec![0u8; bytes]))
+    }
+
+    /// Starts a copy to the device, after every launch so far.
+    ///
+    /// # Safety
+    /// As [`upload`](Self::upload); and `from` lives unchanged until a [`fence`](Self::fence) made later is waited for.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    unsafe fn start_upload(&self, to: u64, from: &[u8]) -> Result<(), CudaError> {
+        // SAFETY: the caller's.
+        unsafe { self.upload(to, from) }
+    }
+
+    /// Starts a copy from the device, after every launch so far.
+    ///
+    /// # Safety
+    /// As [`download`](Self::download); and `to` lives untouched until a [`fence`](Self::fence) made later is waited for.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    unsafe fn start_download(&self, from: u64, to: &mut [u8]) -> Result<(), CudaError> {
+        // SAFETY: the caller's.
+        unsafe { self.download(from, to) }
+    }
+
+    /// The point after everything that was started so far.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    fn fence(&self) -> Result<Box<dyn Fence>, CudaError> {
+        self.synchronize()?;
+        Ok(Box::new(()))
+    }
 
     /// # Safety
     /// The parameters are what the kernel takes, and every address in them is valid for what it does.
@@ -232,6 +305,32 @@ impl DeviceBuffer {
         let from = self.within(offset, to.len())?;
         // SAFETY: the range was just checked.
         unsafe { self.backend.download(from, to) }
+    }
+
+    /// Starts a copy to the start of the buffer.
+    ///
+    /// # Safety
+    /// `from` lives unchanged until a fence made later is waited for.
+    ///
+    /// # Errors
+    /// [`CudaError::Range`] or [`CudaError::Driver`].
+    pub unsafe fn start_upload(&self, from: &[u8]) -> Result<(), CudaError> {
+        let to = self.within(0, from.len())?;
+        // SAFETY: the range was just checked; the rest is the caller's.
+        unsafe { self.backend.start_upload(to, from) }
+    }
+
+    /// Starts a copy from the buffer.
+    ///
+    /// # Safety
+    /// `to` lives untouched until a fence made later is waited for.
+    ///
+    /// # Errors
+    /// [`CudaError::Range`] or [`CudaError::Driver`].
+    pub unsafe fn start_download(&self, offset: usize, to: &mut [u8]) -> Result<(), CudaError> {
+        let from = self.within(offset, to.len())?;
+        // SAFETY: the range was just checked; the rest is the caller's.
+        unsafe { self.backend.start_download(from, to) }
     }
 
     fn within(&self, offset: usize, len: usize) -> Result<u64, CudaError> {

@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, result, sys};
 
 use super::kernels::fatbin;
-use super::{Backend, Capture, CudaError, Launch, Script};
+use super::staging::{Pinned, Recorded};
+use super::{Backend, Capture, CudaError, Fence, Launch, Script, Staging};
 
 /// Dynamic shared memory that needs no permission.
 const PLAIN_SHARED: u32 = 48 << 10;
@@ -275,6 +276,30 @@ impl Backend for Gpu {
         self.synchronize()?;
         // SAFETY: the caller's.
         unsafe { result::memcpy_dtoh_sync(to, from) }.map_err(failed("cuMemcpyDtoH"))
+    }
+
+    fn staging(&self, bytes: usize) -> Result<Box<dyn Staging>, CudaError> {
+        Ok(Box::new(Pinned::new(&self.context, bytes)?))
+    }
+
+    unsafe fn start_upload(&self, to: u64, from: &[u8]) -> Result<(), CudaError> {
+        self.bind()?;
+        // SAFETY: the caller's.
+        let copied = unsafe { result::memcpy_htod_async(to, from, self.stream.cu_stream()) };
+        copied.map_err(failed("cuMemcpyHtoDAsync"))
+    }
+
+    unsafe fn start_download(&self, from: u64, to: &mut [u8]) -> Result<(), CudaError> {
+        self.bind()?;
+        // SAFETY: the caller's.
+        let copied = unsafe { result::memcpy_dtoh_async(to, from, self.stream.cu_stream()) };
+        copied.map_err(failed("cuMemcpyDtoHAsync"))
+    }
+
+    fn fence(&self) -> Result<Box<dyn Fence>, CudaError> {
+        let event = self.event()?;
+        event.record(&self.stream).map_err(failed("cuEventRecord"))?;
+        Ok(Box::new(Recorded(event)))
     }
 
     unsafe fn launch(&self, launch: &Launch) -> Result<(), CudaError> {

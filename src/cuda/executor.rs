@@ -9,8 +9,10 @@ use super::{
     Options, Place, Replay, Route, Script, Uncertified, launch,
 };
 use crate::model::CacheLayout;
+use crate::ops::BufferId;
 use crate::step::{
-    Bytes, Class, Graph, Memory, NodeId, Plan, Program, Resident, programmatic, prove, serial,
+    Bytes, Class, Graph, HostIo, HostPlace, Memory, NodeId, Plan, Program, Resident, programmatic, prove,
+    serial,
 };
 
 /// Pools and states on the device.
@@ -52,11 +54,14 @@ impl DeviceResident {
     }
 }
 
-/// A step's own memory on the device: arena, inputs and outputs.
+/// A step's own memory on the device: its arena, and its inputs and outputs in one block each.
 #[derive(Debug)]
 pub struct DeviceStep {
     arena: DeviceBuffer,
-    host: Vec<Option<DeviceBuffer>>,
+    inputs: DeviceBuffer,
+    outputs: DeviceBuffer,
+    /// By buffer.
+    places: Vec<Option<HostPlace>>,
 }
 
 impl DeviceStep {
@@ -65,40 +70,49 @@ impl DeviceStep {
     /// # Errors
     /// [`CudaError::Driver`].
     pub fn upload(backend: &Arc<dyn Backend>, graph: &Graph, memory: &Memory) -> Result<Self, CudaError> {
-        let host = graph.buffer_ids().map(|id| match graph.buffer(id).class {
-            Class::Input | Class::Output => {
-                DeviceBuffer::from_bytes(backend, memory.host_bytes(id)).map(Some)
-            }
-            _ => Ok(None),
-        });
-        let host = host.collect::<Result<_, _>>()?;
-        Ok(Self { arena: DeviceBuffer::from_bytes(backend, &memory.arena)?, host })
+        Ok(Self {
+            arena: DeviceBuffer::from_bytes(backend, &memory.arena)?,
+            inputs: DeviceBuffer::from_bytes(backend, memory.inputs())?,
+            outputs: DeviceBuffer::from_bytes(backend, memory.outputs())?,
+            places: graph.buffer_ids().map(|id| memory.place(id).cloned()).collect(),
+        })
+    }
+
+    /// The block of all inputs.
+    #[must_use]
+    pub fn inputs(&self) -> &DeviceBuffer {
+        &self.inputs
+    }
+
+    /// The block of all outputs.
+    #[must_use]
+    pub fn outputs(&self) -> &DeviceBuffer {
+        &self.outputs
+    }
+
+    /// Where an input or output lies: address and bytes.
+    fn host(&self, id: BufferId) -> Option<(u64, usize)> {
+        let (block, range) = match self.places.get(id.0 as usize)?.as_ref()? {
+            HostPlace::Input(range) => (&self.inputs, range),
+            HostPlace::Output(range) => (&self.outputs, range),
+        };
+        (range.end <= block.len()).then(|| (block.address() + range.start as u64, range.len()))
     }
 
     /// Copies inputs to the device.
     ///
     /// # Errors
     /// [`CudaError::Driver`] or [`CudaError::Range`].
-    pub fn write_inputs(&self, graph: &Graph, memory: &Memory) -> Result<(), CudaError> {
-        for (id, buffer) in graph.buffer_ids().zip(&self.host) {
-            if let (Class::Input, Some(buffer)) = (graph.buffer(id).class, buffer) {
-                buffer.upload(0, memory.host_bytes(id))?;
-            }
-        }
-        Ok(())
+    pub fn write_inputs(&self, host: &HostIo) -> Result<(), CudaError> {
+        self.inputs.upload(0, host.inputs())
     }
 
     /// Copies outputs to the host.
     ///
     /// # Errors
     /// [`CudaError::Driver`] or [`CudaError::Range`].
-    pub fn read_outputs(&self, graph: &Graph, memory: &mut Memory) -> Result<(), CudaError> {
-        for (id, buffer) in graph.buffer_ids().zip(&self.host) {
-            if let (Class::Output, Some(buffer)) = (graph.buffer(id).class, buffer) {
-                buffer.download(0, memory.host_bytes_mut(id))?;
-            }
-        }
-        Ok(())
+    pub fn read_outputs(&self, host: &mut HostIo) -> Result<(), CudaError> {
+        self.outputs.download(0, host.outputs_mut())
     }
 
     /// Copies the arena to the host: for tests and instruments.
@@ -364,7 +378,7 @@ impl Executor {
         let device = DeviceResident::upload(&self.backend, resident)?;
         self.run(graph, plan, &step, &device)?;
         step.read_arena(memory)?;
-        step.read_outputs(graph, memory)?;
+        step.read_outputs(memory)?;
         device.download(resident)
     }
 }
@@ -377,13 +391,13 @@ fn places(
     resident: &DeviceResident,
 ) -> Vec<Option<(u64, usize)>> {
     let place = |buffer: &DeviceBuffer| (buffer.address(), buffer.len());
-    let of = |id: crate::ops::BufferId| {
+    let of = |id: BufferId| {
         let buffer = graph.buffer(id);
         match buffer.class {
             Class::Weight(_) => None,
             Class::Pool(pool) => resident.pools.get(pool.0 as usize).map(place),
             Class::State(state) => resident.states.get(state.0 as usize).map(place),
-            Class::Input | Class::Output => step.host.get(id.0 as usize)?.as_ref().map(place),
+            Class::Input | Class::Output => step.host(id),
             Class::Transient => {
                 let start = plan.offsets.get(id.0 as usize).copied().flatten()?;
                 let inside = start + buffer.bytes <= step.arena.len();

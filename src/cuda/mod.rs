@@ -49,10 +49,11 @@ mod random;
 mod route;
 #[cfg(feature = "cust")]
 mod shim;
+mod staging;
 mod unbacked;
 mod weights;
 
-pub use backend::{Backend, Capture, DeviceBuffer, Replay, Script};
+pub use backend::{Backend, Capture, DeviceBuffer, Fence, Replay, Script, Staging};
 pub use bindings::Bindings;
 pub use certify::{
     Certificate, Evidence, KernelCall, NodeKind, Place, ReadEdge, ReadNode, Reading, Uncertified,

@@ -130,11 +130,11 @@ impl Maker<'_> {
     fn buffer(&self, count: usize, size: usize, fill: Fill, part: u64) -> Result<DeviceBuffer, CudaError> {
         let buffer = DeviceBuffer::new(self.backend, count * size)?;
         let (kind, mean, scale, byte) = match fill {
-            Fill::F32 { mean, scale } => (ffi::FillKind_kFillF32, mean, scale, 0),
-            Fill::Bf16 { scale } => (ffi::FillKind_kFillBf16, 0.0, scale, 0),
-            Fill::E4m3 => (ffi::FillKind_kFillE4m3, 0.0, 0.0, 0),
-            Fill::Bytes => (ffi::FillKind_kFillBytes, 0.0, 0.0, 0),
-            Fill::Byte(byte) => (ffi::FillKind_kFillByte, 0.0, 0.0, byte),
+            Fill::F32 { mean, scale } => (ffi::kFillF32, mean, scale, 0),
+            Fill::Bf16 { scale } => (ffi::kFillBf16, 0.0, scale, 0),
+            Fill::E4m3 => (ffi::kFillE4m3, 0.0, 0.0, 0),
+            Fill::Bytes => (ffi::kFillBytes, 0.0, 0.0, 0),
+            Fill::Byte(byte) => (ffi::kFillByte, 0.0, 0.0, byte),
         };
         let params = FillParams {
             out: buffer.address() as *mut c_void,

@@ -1,20 +1,21 @@
 //! Steps on a GPU: captured graphs or eager launches, lanes side by side or one after another.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::bucket::Prepared;
-use super::device::Device;
+use super::bucket::{Prepared, RING};
+use super::device::{Device, Wanted};
 use super::handle::{Engine, EngineConfig};
 use super::local::LocalError;
 use crate::checkpoint::Checkpoint;
 use crate::cuda::{
-    Backend, CudaError, DeviceResident, DeviceStep, DeviceWeights, Executor, Options, Ready, RunMode,
-    Uncertified,
+    Backend, CudaError, DeviceResident, DeviceStep, DeviceWeights, Executor, Fence, Options, Ready, RunMode,
+    Staging, Uncertified,
 };
 use crate::model::{CacheLayout, ModelWeights, load};
-use crate::step::{Graph, Memory, Mutant, NodeId, Plan, Program, Random, prove};
+use crate::step::{Graph, HostIo, Memory, Mutant, NodeId, Plan, Program, Random, prove};
 
 /// How an engine uses its GPU.
 #[derive(Clone, Debug, Default)]
@@ -41,9 +42,72 @@ const DRAWN: usize = 6;
 /// A step as it runs: what is ready goes before the memory that it uses.
 struct Loaded {
     ready: Ready,
+    ring: [Slot; RING],
     device: DeviceStep,
-    memory: Memory,
-    graph: Graph,
+}
+
+/// A slot of the ring: what the host sees, and what copies run from and to meanwhile.
+struct Slot {
+    /// Until it is waited for, the step uses the staging memory: so it comes first and goes first.
+    under_way: Option<UnderWay>,
+    inputs: Box<dyn Staging>,
+    outputs: Box<dyn Staging>,
+    host: HostIo,
+}
+
+struct UnderWay {
+    fence: Box<dyn Fence>,
+    /// Of the outputs' block.
+    wanted: Vec<Range<usize>>,
+}
+
+impl Slot {
+    fn new(backend: &dyn Backend, host: &HostIo) -> Result<Self, CudaError> {
+        let (inputs, outputs) =
+            (backend.staging(host.inputs().len())?, backend.staging(host.outputs().len())?);
+        Ok(Self { under_way: None, inputs, outputs, host: host.clone() })
+    }
+
+    fn wait(&mut self) -> Result<(), CudaError> {
+        let Some(UnderWay { fence, wanted }) = self.under_way.take() else { return Ok(()) };
+        fence.wait()?;
+        for range in wanted {
+            self.host.outputs_mut()[range.clone()].copy_from_slice(&self.outputs.bytes()[range]);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        // Copies may still be under way. An error is the device's, and then nothing runs any more.
+        let _ = self.wait();
+    }
+}
+
+impl Loaded {
+    /// Starts copies in, the step, and copies out, in this order on one stream.
+    fn launch(
+        &mut self,
+        executor: &Executor,
+        slot: usize,
+        wanted: impl FnOnce(&HostIo) -> Vec<Range<usize>>,
+    ) -> Result<(), CudaError> {
+        let Slot { under_way, inputs, outputs, host } = &mut self.ring[slot];
+        let wanted = wanted(host);
+        inputs.bytes_mut().copy_from_slice(host.inputs());
+        // SAFETY: the staging memory lives, and is left alone, until the fence below is waited for, in `Slot::wait`.
+        unsafe { self.device.inputs().start_upload(inputs.bytes())? };
+        executor.start(&self.ready)?;
+        for range in &wanted {
+            // SAFETY: the same.
+            unsafe {
+                self.device.outputs().start_download(range.start, &mut outputs.bytes_mut()[range.clone()])?
+            };
+        }
+        *under_way = Some(UnderWay { fence: executor.backend.fence()?, wanted });
+        Ok(())
+    }
 }
 
 /// Prepared steps whose pools, states, arenas and weights are on a device.
@@ -105,7 +169,12 @@ fn load_step(
             executor.ready_unproved(&graph, &plan, place, (config.mode, &delays))?
         }
     };
-    Ok(Loaded { ready, device, memory, graph })
+    let slots = [(); RING].map(|()| Slot::new(executor.backend.as_ref(), &memory));
+    let ring = slots.into_iter().collect::<Result<Vec<_>, _>>()?;
+    let ring = ring
+        .try_into()
+        .map_err(|_| CudaError::Unsupported { op: "ring", what: "another number of slots" })?;
+    Ok(Loaded { ready, ring, device })
 }
 
 /// What runs in the place of a proved step.
@@ -134,16 +203,19 @@ impl Device for GpuDevice {
         Arc::clone(&self.steps)
     }
 
-    fn io(&mut self, step: usize) -> &mut Memory {
-        &mut self.loaded[step].memory
+    fn io(&mut self, step: usize, slot: usize) -> &mut HostIo {
+        &mut self.loaded[step].ring[slot].host
     }
 
-    fn run(&mut self, step: usize) -> Result<(), String> {
-        let Loaded { ready, device, memory, graph } = &mut self.loaded[step];
-        let ran = |error: CudaError| error.to_string();
-        device.write_inputs(graph, memory).map_err(ran)?;
-        self.executor.start(ready).map_err(ran)?;
-        device.read_outputs(graph, memory).map_err(ran)
+    fn launch(&mut self, step: usize, slot: usize, wanted: &Wanted) -> Result<(), String> {
+        let model = &self.steps[step].step;
+        self.loaded[step]
+            .launch(&self.executor, slot, |host| wanted.ranges(model, host))
+            .map_err(|e| e.to_string())
+    }
+
+    fn wait(&mut self, step: usize, slot: usize) -> Result<(), String> {
+        self.loaded[step].ring[slot].wait().map_err(|e| e.to_string())
     }
 }
 

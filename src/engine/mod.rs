@@ -19,8 +19,8 @@ mod scheduler;
 mod simulated;
 
 pub use api::*;
-pub use bucket::{DECODE_BUCKETS, DRIVE, Prepared, Unprovable, prepare, prove_steps};
-pub use device::{Device, HostDevice};
+pub use bucket::{DECODE_BUCKETS, DRIVE, Prepared, RING, Unprovable, prepare, prove_steps};
+pub use device::{Device, HostDevice, Wanted};
 #[cfg(feature = "cuda")]
 pub use gpu::{Forced, GpuConfig};
 pub use handle::{Engine, EngineConfig, StartError};
