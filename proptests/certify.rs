@@ -12,6 +12,9 @@ use flashlane::step::NodeId;
 
 use crate::engine::{SERVED, config, model};
 
+/// Where addresses begin: as high as a driver's, so that no pair of dimensions in an argument looks like one.
+const BASE: u64 = 0x7e00_0000_0000;
+
 /// What is wrong with a reading: it is told whether the capture is the displaced one.
 type Fault = fn(&mut Reading, bool);
 
@@ -25,7 +28,7 @@ struct Paper {
 
 impl Paper {
     fn new(fault: Fault) -> Self {
-        Self { next: AtomicU64::new(1 << 40), captures: AtomicUsize::new(0), fault }
+        Self { next: AtomicU64::new(BASE), captures: AtomicUsize::new(0), fault }
     }
 }
 
@@ -135,9 +138,9 @@ fn call(reading: &mut Reading, at: usize) -> &mut KernelCall {
     }
 }
 
-/// A word that is a pointer: addresses of the paper driver begin at 2^40.
+/// A word that is a pointer.
 fn pointer(reading: &mut Reading, at: usize) -> &mut u64 {
-    call(reading, at).words.iter_mut().find(|w| **w & ((1 << 48) - 1) >= 1 << 40).unwrap()
+    call(reading, at).words.iter_mut().find(|w| **w & ((1 << 48) - 1) >= BASE).unwrap()
 }
 
 #[test]

@@ -11,5 +11,8 @@ FL_DEVICE void pdl_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
   asm volatile("griddepcontrol.launch_dependents;");
+#if defined(FL_SLOW)
+  for (int i = 0; i < 200; ++i) __nanosleep(1000);
+#endif
 #endif
 }

@@ -3,6 +3,7 @@
 //! The one place where cudarc's event tracking is switched off: it would order accesses by events that have holes under
 //! capture and between several readers (it keeps one read event a slice). Order here is the stream's alone.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -32,8 +33,8 @@ unsafe impl Send for Module {}
 
 #[derive(Debug, Default)]
 struct Loaded {
-    modules: HashMap<&'static str, Module>,
-    functions: HashMap<&'static str, Function>,
+    modules: HashMap<Cow<'static, str>, Module>,
+    functions: HashMap<Cow<'static, str>, Function>,
 }
 
 /// Streams and events beside the main one, made as they are needed.
@@ -189,21 +190,22 @@ impl Gpu {
         let launched = unsafe {
             sys::cuLaunchKernelEx(&raw const config, function.0, params.as_mut_ptr(), std::ptr::null_mut())
         };
-        let named = |e: DriverError| CudaError::Driver { call: launch.symbol(), message: e.to_string() };
+        let named =
+            |e: DriverError| CudaError::Driver { call: launch.kernel.symbol(), message: e.to_string() };
         launched.result().map_err(named)
     }
 
     fn function(&self, launch: &Launch) -> Result<Function, CudaError> {
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(function) = loaded.functions.get(launch.symbol()) {
+        if let Some(function) = loaded.functions.get(&launch.symbol()) {
             return Ok(*function);
         }
-        let module = match loaded.modules.get(launch.file()) {
+        let module = match loaded.modules.get(&launch.file()) {
             Some(module) => *module,
             None => load(launch)?,
         };
         loaded.modules.insert(launch.file(), module);
-        let name = CString::new(launch.symbol()).unwrap_or_default();
+        let name = CString::new(launch.symbol().as_ref()).unwrap_or_default();
         // SAFETY: the module is loaded and never unloaded.
         let function = unsafe { result::module::get_function(module.0, name) };
         let function = Function(function.map_err(failed("cuModuleGetFunction"))?);
@@ -221,7 +223,7 @@ impl Gpu {
 }
 
 fn load(launch: &Launch) -> Result<Module, CudaError> {
-    let bytes = fatbin(launch.file()).ok_or(CudaError::NoKernel { kernel: launch.symbol() })?;
+    let bytes = fatbin(&launch.file()).ok_or(CudaError::NoKernel { kernel: launch.kernel.symbol() })?;
     // The driver wants 64-byte alignment, which embedded bytes lack; it copies what it needs.
     let mut aligned: Vec<[u64; 8]> = vec![[0; 8]; bytes.len().div_ceil(64) + 1];
     let words: &mut [u8] = bytemuck::cast_slice_mut(&mut aligned);

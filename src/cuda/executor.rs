@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::{
-    Backend, Bindings, Capture, Certificate, CudaError, DeviceBuffer, DeviceWeights, Evidence, Launch,
+    Backend, Bindings, Capture, Certificate, CudaError, DeviceBuffer, DeviceWeights, Evidence, Fault, Launch,
     Options, Place, Replay, Route, Script, Uncertified, launch,
 };
 use crate::model::CacheLayout;
 use crate::ops::BufferId;
 use crate::step::{
-    Bytes, Class, Graph, HostIo, HostPlace, Memory, NodeId, Plan, Program, Resident, programmatic, prove,
-    serial,
+    Bytes, Class, Edge, Graph, HostIo, HostPlace, Memory, NodeId, Plan, PoolId, Program, Resident,
+    programmatic, prove, serial,
 };
 
 /// Pools and states on the device.
@@ -31,6 +31,11 @@ impl DeviceResident {
         let pools = layout.pools().map(|p| DeviceBuffer::zeroed(backend, p.pages * p.page_bytes));
         let states = layout.states().map(|s| DeviceBuffer::zeroed(backend, s.slots * s.len * 4));
         Ok(Self { pools: pools.collect::<Result<_, _>>()?, states: states.collect::<Result<_, _>>()? })
+    }
+
+    #[must_use]
+    pub fn pool(&self, id: PoolId) -> Option<&DeviceBuffer> {
+        self.pools.get(id.0 as usize)
     }
 
     /// A copy of the host's.
@@ -157,6 +162,13 @@ pub struct Ready {
     pub certificate: Option<Certificate>,
 }
 
+/// A captured step and what its reading shows.
+struct Captured {
+    script: Script,
+    capture: Box<dyn Capture>,
+    certificate: Result<Certificate, Uncertified>,
+}
+
 /// Runs steps on a backend.
 #[derive(Debug)]
 pub struct Executor {
@@ -190,7 +202,7 @@ impl Executor {
         let bindings = Bindings { graph, buffers, weights, multiprocessors, displaced };
         let one = |node: &crate::step::Node| {
             let launch = launch(&node.op, &bindings, self.options)?;
-            if node.waits { Ok(launch) } else { launch.without_wait() }
+            if node.waits { Ok(launch) } else { launch.with(Fault::Unwaited) }
         };
         graph.nodes.iter().map(one).collect()
     }
@@ -213,7 +225,7 @@ impl Executor {
             let script = self.script(graph, &places(graph, plan, step, resident), &scheduled, mode, false)?;
             return Ok(Ready { script, replay: None, certificate: None });
         }
-        let (script, capture, certificate) = self.captured(graph, plan, (step, resident), mode)?;
+        let Captured { script, capture, certificate } = self.captured(graph, plan, (step, resident), mode)?;
         Ok(Ready { script, replay: Some(capture.instantiate()?), certificate: Some(certificate?) })
     }
 
@@ -228,7 +240,7 @@ impl Executor {
         place: (&DeviceStep, &DeviceResident),
         mode: RunMode,
     ) -> Result<Certificate, Uncertified> {
-        self.captured(graph, plan, place, mode)?.2
+        self.captured(graph, plan, place, mode)?.certificate
     }
 
     fn captured(
@@ -237,7 +249,7 @@ impl Executor {
         plan: &Plan,
         (step, resident): (&DeviceStep, &DeviceResident),
         mode: RunMode,
-    ) -> Result<(Script, Box<dyn Capture>, Result<Certificate, Uncertified>), CudaError> {
+    ) -> Result<Captured, CudaError> {
         let scheduled = mode.scheduled(graph);
         let places = places(graph, plan, step, resident);
         let script = |displaced| self.script(graph, &places, &scheduled, mode, displaced);
@@ -256,7 +268,7 @@ impl Executor {
             places: &self.all_places(graph, &places),
         };
         let certificate = evidence.certify();
-        Ok((first, capture, certificate))
+        Ok(Captured { script: first, capture, certificate })
     }
 
     fn script(
@@ -271,8 +283,9 @@ impl Executor {
         Ok(Script { launches, route: mode.route(scheduled), delays: BTreeMap::new() })
     }
 
-    /// As [`ready`](Self::ready), with nothing proved: for known bugs, run on purpose. `delays` keeps the streams of nodes
-    /// busy before them, for so many microseconds.
+    /// As [`ready`](Self::ready), with nothing proved: for known bugs, run on purpose. `delays` holds nodes back for so many
+    /// microseconds: their stream is kept busy before them, or, where a kernel that does not wait follows, they themselves
+    /// take long once it may begin.
     ///
     /// # Errors
     /// [`CudaError`].
@@ -284,11 +297,17 @@ impl Executor {
         (mode, delays): (RunMode, &BTreeMap<NodeId, u32>),
     ) -> Result<Ready, CudaError> {
         let scheduled = mode.scheduled(graph);
-        let script = Script {
-            launches: self.launches(graph, plan, step, resident)?,
-            route: mode.route(&scheduled),
-            delays: delays.iter().map(|(node, us)| (node.0 as usize, *us)).collect(),
-        };
+        let places = places(graph, plan, step, resident);
+        let mut script = self.script(graph, &places, &scheduled, mode, false)?;
+        for (node, microseconds) in delays {
+            let at = node.0 as usize;
+            let unwaited = |e: &Edge| e.from == *node && !graph.node(e.to).waits;
+            if graph.edges.iter().any(unwaited) {
+                script.launches[at] = script.launches[at].clone().with(Fault::Slow)?;
+            } else {
+                script.delays.insert(at, *microseconds);
+            }
+        }
         if !mode.captured {
             return Ok(Ready { script, replay: None, certificate: None });
         }

@@ -1,5 +1,7 @@
 //! One kernel launch as data: what runs, over how many blocks, with which parameters.
 
+use std::borrow::Cow;
+
 use super::{CudaError, Kernel};
 
 /// A struct that a kernel takes as its one parameter.
@@ -7,6 +9,23 @@ use super::{CudaError, Kernel};
 /// # Safety
 /// Plain old data that the header of the kernel declares, without implicit padding.
 pub(super) unsafe trait Params: Copy {}
+
+/// What a kernel's twin does wrong, for known bugs that are forced to run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// It does not wait for what it reads.
+    Unwaited,
+    /// It lets its dependents begin, and only then takes its time.
+    Slow,
+}
+
+fn twin(fault: Option<Fault>, name: &'static str) -> Cow<'static, str> {
+    match fault {
+        None => name.into(),
+        Some(Fault::Unwaited) => format!("unwaited_{name}").into(),
+        Some(Fault::Slow) => format!("slow_{name}").into(),
+    }
+}
 
 /// A launch. Its parameters hold raw device addresses, so running it is unsafe; [`super::launch`] makes valid ones.
 #[derive(Clone, Debug)]
@@ -18,7 +37,7 @@ pub struct Launch {
     /// Bytes of dynamic shared memory.
     pub shared: u32,
     params: Vec<u64>,
-    waits: bool,
+    fault: Option<Fault>,
 }
 
 impl Launch {
@@ -45,7 +64,7 @@ impl Launch {
             block,
             shared: u32::try_from(shared).unwrap_or(u32::MAX),
             params: words,
-            waits: true,
+            fault: None,
         }
     }
 
@@ -54,36 +73,29 @@ impl Launch {
         self.params.as_ptr().cast()
     }
 
-    /// The same launch of a twin that does not wait for what it reads: a known bug.
+    /// The same launch of the kernel's twin with a fault in it.
     ///
     /// # Errors
-    /// [`CudaError::Unsupported`]: the kernel has no such twin.
-    pub(super) fn without_wait(self) -> Result<Self, CudaError> {
-        match self.kernel {
-            Kernel::Linear8 | Kernel::Linear32 => Ok(Self { waits: false, ..self }),
-            other => Err(CudaError::Unsupported { op: other.symbol(), what: "a kernel that does not wait" }),
+    /// [`CudaError::Unsupported`]: the kernel has no twins.
+    pub(super) fn with(self, fault: Fault) -> Result<Self, CudaError> {
+        match self.kernel.file() {
+            "hyper" | "linear" => Ok(Self { fault: Some(fault), ..self }),
+            _ => {
+                Err(CudaError::Unsupported { op: self.kernel.symbol(), what: "a kernel with a fault in it" })
+            }
         }
-    }
-
-    #[must_use]
-    pub const fn waits(&self) -> bool {
-        self.waits
     }
 
     /// The function's name in its module.
     #[must_use]
-    pub const fn symbol(&self) -> &'static str {
-        match (self.waits, self.kernel) {
-            (false, Kernel::Linear8) => "unwaited_linear_8",
-            (false, _) => "unwaited_linear_32",
-            (true, kernel) => kernel.symbol(),
-        }
+    pub fn symbol(&self) -> Cow<'static, str> {
+        twin(self.fault, self.kernel.symbol())
     }
 
     /// The source file's stem.
     #[must_use]
-    pub const fn file(&self) -> &'static str {
-        if self.waits { self.kernel.file() } else { "unwaited" }
+    pub fn file(&self) -> Cow<'static, str> {
+        twin(self.fault, self.kernel.file())
     }
 
     /// The parameter struct's bytes, in words.

@@ -67,7 +67,7 @@ pub use error::CudaError;
 pub use executor::{DeviceResident, DeviceStep, Executor, Ready, RunMode};
 pub use fp4::{Fp4Kind, dequantize_bf16, dequantize_e4m3, quantize_bf16};
 pub use kernels::{Kernel, kernels_built};
-pub use launch::Launch;
+pub use launch::{Fault, Launch};
 pub use ops::{IndexReader, Options, launch};
 pub use route::{Route, Stop};
 pub use unbacked::{Unbacked, read_back};

@@ -97,13 +97,12 @@ impl Loaded {
         let wanted = wanted(host);
         inputs.bytes_mut().copy_from_slice(host.inputs());
         // SAFETY: the staging memory lives, and is left alone, until the fence below is waited for, in `Slot::wait`.
-        unsafe { self.device.inputs().start_upload(inputs.bytes())? };
+        unsafe { self.device.inputs().start_upload(inputs.bytes()) }?;
         executor.start(&self.ready)?;
         for range in &wanted {
+            let to = &mut outputs.bytes_mut()[range.clone()];
             // SAFETY: the same.
-            unsafe {
-                self.device.outputs().start_download(range.start, &mut outputs.bytes_mut()[range.clone()])?
-            };
+            unsafe { self.device.outputs().start_download(range.start, to) }?;
         }
         *under_way = Some(UnderWay { fence: executor.backend.fence()?, wanted });
         Ok(())
