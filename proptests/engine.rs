@@ -72,7 +72,7 @@ fn alone_on(numerics: Numerics, threads: Option<usize>) -> Vec<Vec<u32>> {
     (0u64..).zip(PROMPTS).map(one).collect()
 }
 
-fn idle(engine: &Engine) {
+pub(crate) fn idle(engine: &Engine) {
     // The last event goes out before the counters are published.
     while engine.stats().running > 0 || engine.stats().waiting > 0 {
         std::thread::yield_now();
