@@ -40,7 +40,7 @@ pub(super) fn captures(target: &Target, checked: &Checked, ordinal: u32) -> anyh
     let forked = target.schedule == super::Schedule::Forked;
     let one = |pdl| {
         let mode = RunMode { captured: true, forked, programmatic: pdl };
-        let step = (&checked.unscheduled, &checked.case.plan);
+        let step = (&checked.case.unscheduled, &checked.case.plan);
         let stacks = target.weights.stacks();
         match read_back(&gpu, (&target.registry, &stacks), &target.layout, step, mode) {
             Ok(found) => Captured {

@@ -22,6 +22,8 @@ const LOOPS: [(usize, Drive); 2] = [(1, Drive { ring: 1, ahead: 1, ..DRIVE }), (
 pub(super) struct Case {
     pub(super) name: String,
     pub(super) graph: Graph,
+    /// Without schedule, as a device takes it.
+    pub(super) unscheduled: Graph,
     pub(super) plan: Plan,
     live: Vec<BufferId>,
 }
@@ -48,8 +50,7 @@ pub(super) struct Checked {
     pub(super) case: Case,
     /// The step without mutant and schedule.
     pub(super) built: Graph,
-    /// The step with its mutant and without schedule, as a device takes it.
-    pub(super) unscheduled: Graph,
+
     pub(super) mutant: Option<(Mutant, String)>,
     pub(super) step: Result<Proved, Vec<Hazard>>,
     /// Empty if the step itself is not proved: steps in a row cannot be better.
@@ -69,7 +70,7 @@ impl Checked {
         for shape in target.shapes.iter().filter(|s| **s != target.shape()) {
             others.push(case(target, *shape, &build(target, *shape)?));
         }
-        let (case, unscheduled, mutant) = focus(target, &built, mutant)?;
+        let (case, mutant) = focus(target, &built, mutant)?;
         let mut times = Times { build: start.elapsed(), ..Times::default() };
 
         let step = prove(&Program::of(&case.graph, &case.plan)).map_err(told);
@@ -79,7 +80,7 @@ impl Checked {
         let purity = pure(target, &built, mutant.as_ref().map(|(m, _)| *m))?;
         let layout = others.iter().chain([&case]).try_for_each(|c| Layout::of(&c.graph).map(|_| ()));
         times.total = start.elapsed();
-        Ok(Self { case, built, unscheduled, mutant, step, loops, purity, layout, times })
+        Ok(Self { case, built, mutant, step, loops, purity, layout, times })
     }
 }
 
@@ -94,6 +95,7 @@ fn case(target: &Target, shape: StepShape, graph: &Graph) -> Case {
         name: shape.to_string(),
         plan: Plan::shared(graph),
         graph: scheduled(target, graph.clone()),
+        unscheduled: graph.clone(),
         live: Vec::new(),
     }
 }
@@ -110,15 +112,16 @@ fn focus(
     target: &Target,
     built: &Graph,
     mutant: Option<Mutant>,
-) -> anyhow::Result<(Case, Graph, Option<(Mutant, String)>)> {
+) -> anyhow::Result<(Case, Option<(Mutant, String)>)> {
     let case = case(target, target.shape(), built);
-    let Some(mutant) = mutant else { return Ok((case, built.clone(), None)) };
+    let Some(mutant) = mutant else { return Ok((case, None)) };
     let mutated = mutant.apply(built, &case.plan);
     let mutated =
         mutated.with_context(|| format!("--mutant {}: {} has no place for it", mutant.slug(), case.name))?;
     let (plan, live) = (mutated.plan, mutated.live);
     let graph = scheduled(target, mutated.graph.clone());
-    Ok((Case { name: case.name, graph, plan, live }, mutated.graph, Some((mutant, mutated.place))))
+    let case = Case { name: case.name, graph, unscheduled: mutated.graph, plan, live };
+    Ok((case, Some((mutant, mutated.place))))
 }
 
 /// The hazards that explain most come first: those of one value, then those of nodes close together.
