@@ -6,8 +6,8 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::bucket::Prepared;
-use super::device::Device;
+use super::bucket::{Prepared, RING};
+use super::device::{Device, Wanted};
 use super::handle::{Engine, EngineConfig};
 use super::inputs::fill;
 use super::local::LocalError;
@@ -17,7 +17,7 @@ use crate::cpu::{self, ExecError};
 use crate::model::{CacheLayout, ModelWeights, load};
 use crate::ops::BufferId;
 use crate::step::{
-    Bytes, Check, Class, Graph, Memory, Mutant, Mutated, Plan, Program, Random, Resident, prove,
+    Bytes, Check, Class, Graph, HostIo, Memory, Mutant, Mutated, Plan, Program, Random, Resident, prove,
 };
 
 /// How the steps run.
@@ -85,7 +85,7 @@ impl RowLog {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn record(&self, of: &Prepared, memory: &Memory) {
+    fn record(&self, of: &Prepared, memory: &HostIo) {
         let (shape, io) = (of.step.shape, &of.step.io);
         let positions = memory.host::<i32>(&io.sample_position);
         let seeds = memory.host::<u64>(&io.seed);
@@ -182,8 +182,8 @@ fn verdict(mutant: Mutant, mutated: &Mutated) -> String {
 struct Simulated {
     steps: Arc<[Prepared]>,
     run: Vec<Copy>,
-    /// Inputs and outputs, by step.
-    memory: Vec<Memory>,
+    /// Inputs and outputs, by step and slot.
+    memory: Vec<[Memory; RING]>,
     /// Of replays of padding alone.
     idle: Vec<Memory>,
     /// All steps share it.
@@ -208,8 +208,8 @@ impl Simulated {
         };
         // With the outputs of the proved step: the host reads one that lies in the arena through a copy.
         let memory = |p: &Prepared| Memory::new(&p.step.graph, &Plan::default());
-        let memory: Vec<Memory> = steps.iter().map(memory).collect();
-        let mut idle = memory.clone();
+        let mut idle: Vec<Memory> = steps.iter().map(memory).collect();
+        let memory = idle.iter().map(|m| std::array::from_fn(|_| m.clone())).collect();
         idle.iter_mut().zip(&steps).for_each(|(memory, p)| fill(&p.step, memory, &[]));
         let arena = Bytes::zeroed(run.iter().map(|c| c.plan.arena_bytes).max().unwrap_or(0));
         let random = Random::new(simulation.seed);
@@ -217,18 +217,18 @@ impl Simulated {
     }
 
     /// Runs a step as the simulation says.
-    fn simulate(&mut self, step: usize) -> Result<(), ExecError> {
+    fn simulate(&mut self, step: usize, slot: usize) -> Result<(), ExecError> {
         let Some(order) = self.simulation.order else {
-            let (copy, memory) = (&self.run[step], &mut self.memory[step]);
+            let (copy, memory) = (&self.run[step], &mut self.memory[step][slot]);
             std::mem::swap(&mut self.arena, &mut memory.arena);
             let ran =
                 cpu::serial::run_step(&copy.graph, &copy.plan, memory, &mut self.resident, &self.weights);
-            std::mem::swap(&mut self.arena, &mut self.memory[step].arena);
+            std::mem::swap(&mut self.arena, &mut memory.arena);
             return ran;
         };
         let drawn = self.random.chance(self.simulation.percent);
         let order = if drawn { order } else { Order::Serial };
-        self.replay(step, order, usize::MAX, false)?;
+        self.replay(step, order, usize::MAX, Some(slot))?;
         if self.simulation.ahead {
             let next = self.random.below(self.run.len());
             let whole = AnyOrder::phases(&self.run[next].graph);
@@ -237,15 +237,21 @@ impl Simulated {
                 Order::Any => self.random.below(whole + 1),
                 Order::Worst => whole,
             };
-            self.replay(next, order, phases, true)?;
+            self.replay(next, order, phases, None)?;
         }
         Ok(())
     }
 
-    /// Runs the first phases of a step, on its inputs or on padding.
-    fn replay(&mut self, step: usize, order: Order, phases: usize, idle: bool) -> Result<(), ExecError> {
+    /// Runs the first phases of a step on the inputs in a slot, or on padding.
+    fn replay(
+        &mut self,
+        step: usize,
+        order: Order,
+        phases: usize,
+        slot: Option<usize>,
+    ) -> Result<(), ExecError> {
         let copy = &self.run[step];
-        let memory = if idle { &mut self.idle[step] } else { &mut self.memory[step] };
+        let memory = slot.map_or(&mut self.idle[step], |slot| &mut self.memory[step][slot]);
         let mut simulator =
             AnyOrder::new(&copy.graph, &copy.plan, order, self.random.bits()).keeping(&copy.live);
         if self.simulation.poison || self.simulation.mutant.is_none() {
@@ -261,10 +267,10 @@ impl Simulated {
     }
 
     /// The host reads the outputs that lie in the arena.
-    fn read_live(&mut self, step: usize) {
+    fn read_live(&mut self, step: usize, slot: usize) {
         let copy = &self.run[step];
         for &output in &copy.live {
-            let to = self.memory[step].host_bytes_mut(output);
+            let to = self.memory[step][slot].host_bytes_mut(output);
             if let Some(from) = copy.plan.offsets[output.0 as usize] {
                 to.copy_from_slice(&self.arena[from..from + to.len()]);
             }
@@ -272,18 +278,18 @@ impl Simulated {
     }
 
     /// What the proved step leaves of what this step is given.
-    fn truth(&self, step: usize) -> Result<(Memory, Resident), ExecError> {
+    fn truth(&self, step: usize, slot: usize) -> Result<(Memory, Resident), ExecError> {
         let Prepared { step: model, plan, .. } = &self.steps[step];
-        let (mut memory, mut resident) = (self.memory[step].clone(), self.resident.clone());
+        let (mut memory, mut resident) = (self.memory[step][slot].clone(), self.resident.clone());
         memory.arena = Bytes::zeroed(plan.arena_bytes);
         cpu::serial::run_step(&model.graph, plan, &mut memory, &mut resident, &self.weights)?;
         Ok((memory, resident))
     }
 
-    fn judge(&self, step: usize, (memory, resident): &(Memory, Resident)) {
+    fn judge(&self, step: usize, slot: usize, (memory, resident): &(Memory, Resident)) {
         let graph = &self.steps[step].step.graph;
         let mut outputs = graph.buffer_ids().filter(|id| graph.buffer(*id).class == Class::Output);
-        let same = outputs.all(|id| self.memory[step].host_bytes(id) == memory.host_bytes(id))
+        let same = outputs.all(|id| self.memory[step][slot].host_bytes(id) == memory.host_bytes(id))
             && self.resident.pools.iter().zip(&resident.pools).all(|(a, b)| **a == **b)
             && self.resident.states.iter().zip(&resident.states).all(|(a, b)| **a == **b);
         self.simulation.rows.log().steps.wrong += usize::from(!same);
@@ -295,19 +301,24 @@ impl Device for Simulated {
         Arc::clone(&self.steps)
     }
 
-    fn io(&mut self, step: usize) -> &mut Memory {
-        &mut self.memory[step]
+    fn io(&mut self, step: usize, slot: usize) -> &mut HostIo {
+        &mut self.memory[step][slot]
     }
 
-    fn run(&mut self, step: usize) -> Result<(), String> {
-        self.simulation.rows.record(&self.steps[step], &self.memory[step]);
+    fn launch(&mut self, step: usize, slot: usize, _: &Wanted) -> Result<(), String> {
+        self.simulation.rows.record(&self.steps[step], &self.memory[step][slot]);
         let words = |error: ExecError| error.to_string();
-        let truth = self.simulation.judged.then(|| self.truth(step)).transpose().map_err(words)?;
-        self.simulate(step).map_err(words)?;
-        self.read_live(step);
+        let truth = self.simulation.judged.then(|| self.truth(step, slot)).transpose().map_err(words)?;
+        self.simulate(step, slot).map_err(words)?;
+        self.read_live(step, slot);
         if let Some(truth) = truth {
-            self.judge(step, &truth);
+            self.judge(step, slot, &truth);
         }
+        Ok(())
+    }
+
+    /// The step ran when it was launched.
+    fn wait(&mut self, _: usize, _: usize) -> Result<(), String> {
         Ok(())
     }
 }

@@ -5,6 +5,7 @@
 //! `mutants` is the table of all of them, `sweep` the same experiment on the true step.
 
 mod compare;
+mod gpu;
 mod mutants;
 mod report;
 mod sweep;
@@ -121,6 +122,8 @@ pub struct StressArgs {
     /// With --sweep: steps in each of its rows, at least; each in an order of its own [default: 1000]
     #[arg(long, value_name = "N", requires = "sweep")]
     pub steps: Option<usize>,
+    #[command(flatten)]
+    pub gpu: gpu::GpuArgs,
     /// The report as JSON
     #[arg(long)]
     pub json: bool,
@@ -177,7 +180,8 @@ impl StressArgs {
 
     /// The order in effect.
     pub(crate) fn order(&self) -> Option<Order> {
-        self.order.or(self.mutant.or(self.unsafe_run_mutant).map(|_| Order::Any))
+        let mutant = self.mutant.or(self.unsafe_run_mutant).filter(|_| !gpu::forces(self));
+        self.order.or(mutant.map(|_| Order::Any))
     }
 
     fn steps(&self) -> usize {
@@ -189,6 +193,12 @@ impl StressArgs {
         let lexicon = Lexicon::load()?;
         let shape = Shape { kind: Kind::Walk, ctx: self.ctx, rounds: self.rounds, thinking: false };
         (0..count as u64).map(|index| Script::new(&lexicon, shape, self.seed, index)).collect()
+    }
+
+    /// The same, for what only the race simulator does.
+    fn on_cpu(&self) -> Self {
+        let model = ModelArgs { device: Device::Cpu, ..self.model.clone() };
+        Self { model, ..self.clone() }
     }
 
     /// The race simulator with a mutant in its steps, or none.
@@ -213,6 +223,9 @@ impl StressArgs {
 /// # Errors
 /// As [`run`].
 pub fn command(args: &StressArgs) -> Result<ExitCode> {
+    if args.gpu.matrix {
+        return gpu::matrix(args);
+    }
     let failure = if args.mutants {
         let table = Table::run(args)?;
         print(args, &table, |out| table.write(out))?;
@@ -287,7 +300,13 @@ fn in_process(args: &StressArgs, scripts: &[Script], runtime: &Runtime) -> Resul
     let rows = simulation.rows.clone();
     let started = Instant::now();
     let company = {
-        let loaded = if on_gpu(args) { engine::build(&sizes)? } else { simulated(&sizes, simulation)? };
+        let loaded = if gpu::forces(args) {
+            gpu::forced(args, &sizes)?
+        } else if on_gpu(args) {
+            engine::build(&sizes)?
+        } else {
+            simulated(&sizes, simulation)?
+        };
         let model = Model::Local(Local::new(&loaded));
         runtime.block_on(sessions(&model, scripts, args.limits(), "together"))
     };
@@ -301,10 +320,12 @@ fn simulated(sizes: &ModelArgs, simulation: Simulation) -> Result<Loaded> {
     engine::build_with(sizes, |checkpoint, config| Engine::simulated(checkpoint, config, simulation))
 }
 
-/// Each session by itself, on the executor that serves.
+/// The sessions one after another, each alone in its steps: on a GPU serially on one stream.
 fn alone(args: &StressArgs, scripts: &[Script], runtime: &Runtime) -> Result<Vec<Session>> {
-    let device = if on_gpu(args) { args.model.device } else { Device::Cpu };
-    let loaded = engine::build(&ModelArgs { device, ..sized(args, scripts, 1) })?;
+    let model = sized(args, scripts, 1);
+    let model =
+        if on_gpu(args) { args.gpu.reference(model) } else { ModelArgs { device: Device::Cpu, ..model } };
+    let loaded = engine::build(&model)?;
     let model = Model::Local(Local::new(&loaded));
     let patient =
         Limits { concurrency: 1, timeout: Duration::from_secs(u64::from(u32::MAX)), ..args.limits() };

@@ -53,6 +53,7 @@ impl Table {
     /// # Errors
     /// The model cannot be had, or a flag makes no sense.
     pub fn run(args: &StressArgs) -> Result<Self> {
+        let args = &args.on_cpu();
         let found = Self::found(args)?;
         let scripts = args.scripts(args.sessions)?;
         // Two dozen engines start here, which is nothing to tell.
@@ -92,6 +93,7 @@ impl Table {
             list_mutants: true,
             svg: None,
             dot: None,
+            device: None,
             json: false,
         })
     }

@@ -44,6 +44,7 @@ impl Sweep {
     /// # Errors
     /// The model cannot be had, or a flag makes no sense.
     pub fn run(args: &StressArgs) -> Result<Self> {
+        let args = &args.on_cpu();
         args.check()?;
         ensure!(args.model.rounding == Rounding::Trained, "--sweep is for --rounding trained");
         let order = args.order.unwrap_or(Order::Any);

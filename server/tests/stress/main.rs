@@ -7,3 +7,4 @@ mod eval;
 mod http;
 mod in_process;
 mod mutants;
+mod soak;
