@@ -41,6 +41,45 @@ FL_DEVICE void unpack_e2m1x4(uint32_t h, uint32_t scale, uint32_t& low, uint32_t
   high = mul_bf16x2(mul_bf16x2(high, kE2m1Bias), scale);
 }
 
+// Eight e2m1 codes to four pairs of elements i and i + 4, at 2^-126 of their values.
+FL_DEVICE void unpack_e2m1_across(uint32_t w, uint32_t (&pair)[4]) {
+  uint32_t far = w >> 8;
+  pair[0] = (w & 0x00070007u) * 64u + (w & 0x00080008u) * 4096u;
+  pair[1] = (w & 0x00700070u) * 4u + (w & 0x00800080u) * 256u;
+  pair[2] = (far & 0x00070007u) * 64u + (far & 0x00080008u) * 4096u;
+  pair[3] = (far & 0x00700070u) * 4u + (far & 0x00800080u) * 256u;
+}
+
+// Four e4m3 codes to two pairs of elements i and i + 2.
+FL_DEVICE void unpack_e4m3_across(uint32_t w, uint32_t (&pair)[2]) {
+  uint32_t near = w << 8;
+  pair[0] = mul_bf16x2((near & 0x80008000u) | (near >> 4 & 0x07f007f0u), kE4m3Bias);
+  pair[1] = mul_bf16x2((w & 0x80008000u) | (w >> 4 & 0x07f007f0u), kE4m3Bias);
+}
+
+// The low (high) halves of two words, the first word's below.
+FL_DEVICE uint32_t low_halves(uint32_t a, uint32_t b) {
+#if defined(__CUDA_ARCH__)
+  return __byte_perm(a, b, 0x5410);
+#else
+  return (a & 0xffffu) | b << 16;
+#endif
+}
+FL_DEVICE uint32_t high_halves(uint32_t a, uint32_t b) {
+#if defined(__CUDA_ARCH__)
+  return __byte_perm(a, b, 0x7632);
+#else
+  return a >> 16 | (b & 0xffff0000u);
+#endif
+}
+
+// An e4m3 scale times 2^118 as a pair of equal bf16, for codes at 2^-126: exact, and 2^8 (`kNvfp4Rest`) is left to do after
+// the sum, for 2^126 times the largest scale is no bf16.
+constexpr float kNvfp4Rest = 256.0f;
+FL_DEVICE uint32_t nvfp4_scale_pair(uint32_t code) {
+  return mul_bf16x2(mul_bf16x2(code * 0x00100010u, kE4m3Bias), 0x7a807a80u);
+}
+
 // A scale (no sign) as a pair of equal bf16: e4m3 and ue8m0 are exact in it; 0xff of ue8m0 is a NaN.
 FL_DEVICE uint32_t e4m3_scale_pair(uint8_t code) { return mul_bf16x2(both_halves((uint16_t)(code << 4)), kE4m3Bias); }
 FL_DEVICE uint32_t ue8m0_scale_pair(uint8_t code) {

@@ -30,14 +30,15 @@ macro_rules! entries {
 }
 
 entries! {
-    Attention, flashlane_emu_attention;
+    Attention16x5, flashlane_emu_attention_16x5;
+    Attention16x8, flashlane_emu_attention_16x8;
+    Attention32x5, flashlane_emu_attention_32x5;
+    Attention32x8, flashlane_emu_attention_32x8;
     CompressC4, flashlane_emu_compress_c4;
     CompressC128, flashlane_emu_compress_c128;
     Embed, flashlane_emu_embed;
-    ExpertsUp8, flashlane_emu_experts_up_8;
-    ExpertsUp32, flashlane_emu_experts_up_32;
-    ExpertsDown8, flashlane_emu_experts_down_8;
-    ExpertsDown32, flashlane_emu_experts_down_32;
+    ExpertsUp, flashlane_emu_experts_up;
+    ExpertsDown, flashlane_emu_experts_down;
     HyperPre, flashlane_emu_hyper_pre;
     HyperPost, flashlane_emu_hyper_post;
     HyperHead, flashlane_emu_hyper_head;

@@ -28,14 +28,15 @@ macro_rules! kernels {
 }
 
 kernels! {
-    Attention, "attention", "attention";
+    Attention16x5, "attention", "attention_16x5";
+    Attention16x8, "attention", "attention_16x8";
+    Attention32x5, "attention", "attention_32x5";
+    Attention32x8, "attention", "attention_32x8";
     CompressC4, "compress", "compress_c4";
     CompressC128, "compress", "compress_c128";
     Embed, "embed", "embed";
-    ExpertsUp8, "experts", "experts_up_8";
-    ExpertsUp32, "experts", "experts_up_32";
-    ExpertsDown8, "experts", "experts_down_8";
-    ExpertsDown32, "experts", "experts_down_32";
+    ExpertsUp, "experts", "experts_up";
+    ExpertsDown, "experts", "experts_down";
     HyperPre, "hyper", "hyper_pre";
     HyperPost, "hyper", "hyper_post";
     HyperHead, "hyper", "hyper_head";

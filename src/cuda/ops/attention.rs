@@ -8,9 +8,15 @@ use crate::cuda::{CudaError, Kernel, Launch};
 use crate::ops::{Attention, Compressed, Dtype, HEAD_DIM};
 
 /// Heads of a block.
-const HEADS_PER_BLOCK: usize = 16;
-/// `Shared` of the kernel: 64 rows and 16 queries at a pitch of 520, weights, scores, sums and places.
-const SHARED: usize = 2 * 520 * (64 + 16) + 2 * 72 * 16 + 4 * 68 * 16 + 3 * 4 * 16 + 4 * 8 * 64;
+const HEADS: usize = 16;
+/// Blocks of a cluster, which share out a token's rows: more where the rows are many.
+const FEW: usize = 5;
+const MANY: usize = 8;
+/// `Shared` of the kernel: 64 rows at a pitch of 520, places and scales of rows; and for each head a query, scores and sums.
+const SHARED: usize = 2 * 520 * 64 + 64 * (8 + 3 * 16);
+const SHARED_HEAD: usize = 2 * 520 + 4 * 68 + 3 * 4;
+/// Shared memory of a block on any target; the kernel of 32 heads takes more.
+const _: () = assert!(SHARED + 16 * SHARED_HEAD <= 99 << 10);
 
 // SAFETY: generated from the kernel's header; gaps are explicit.
 unsafe impl Params for AttentionParams {}
@@ -50,5 +56,10 @@ pub(super) fn launch(op: &Attention, b: &Bound<'_>) -> Result<Launch, CudaError>
         scale: op.scale,
         pad: 0,
     };
-    Ok(Launch::new(Kernel::Attention, [op.heads.div_ceil(HEADS_PER_BLOCK), rows, 1], 256, SHARED, &params))
+    let (kernel, blocks) = match op.compressed {
+        Compressed::All { .. } => (Kernel::Attention16x8, MANY),
+        _ => (Kernel::Attention16x5, FEW),
+    };
+    let grid = [blocks, op.heads.div_ceil(HEADS), rows];
+    Ok(Launch::new(kernel, grid, 256, SHARED + HEADS * SHARED_HEAD, &params))
 }

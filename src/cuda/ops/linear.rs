@@ -8,9 +8,11 @@ use crate::cuda::launch::Params;
 use crate::cuda::{CudaError, Kernel, Launch};
 use crate::ops::{Dtype, Epilogue, Linear};
 
-/// Rows up to which a loaded weight serves one tile of 8 rows; above, four tiles.
+/// Rows up to which a block has one tile of 16 weight rows by 8 rows; above, two by four.
 const NARROW: usize = 8;
 const WIDE: usize = 32;
+/// Bytes of the ring of weights: 8 warps, 4 stages.
+const RING: usize = 8 * 4 * 2304;
 
 // SAFETY: generated from the kernels' header; gaps are explicit.
 unsafe impl Params for LinearParams {}
@@ -38,8 +40,9 @@ pub(super) fn launch(op: &Linear, b: &Bound<'_>) -> Result<Launch, CudaError> {
         limit,
         pad: 0,
     };
-    let tiles = op.groups * (op.cols_out() / op.groups).div_ceil(if swiglu { 8 } else { 16 });
-    let (kernel, width) =
-        if op.rows <= NARROW { (Kernel::Linear8, NARROW) } else { (Kernel::Linear32, WIDE) };
-    Ok(Launch::new(kernel, [tiles, op.rows.div_ceil(width), 1], 256, 0, &params))
+    let (kernel, width, high) =
+        if op.rows <= NARROW { (Kernel::Linear8, NARROW, 1) } else { (Kernel::Linear32, WIDE, 2) };
+    let columns = high * if swiglu { 8 } else { 16 };
+    let tiles = op.groups * (op.cols_out() / op.groups).div_ceil(columns);
+    Ok(Launch::new(kernel, [tiles, op.rows.div_ceil(width), 1], 256, RING, &params))
 }
