@@ -36,23 +36,6 @@ static_assert(kWarpDims == kRopeDim, "the rotated dims are one warp's");
 
 namespace {
 
-// kGroups times 16 heads. The sums at the end lie where the rows lay.
-template <int kGroups>
-struct Shared {
-  static constexpr int kHeads = 16 * kGroups;
-  union {
-    uint16_t rows[kTile * kPitch];
-    float out[kHeads * kPitch];
-  };
-  uint16_t query[kHeads * kPitch];
-  float scores[kHeads * kScorePitch];
-  float largest[kHeads], sum[kHeads], rescale[kHeads];
-  uint8_t scales[kTile][kKvScales];
-  // Of this tile and the next two: the row's data, null if masked; and its scales.
-  const uint8_t* data[kAhead][kTile];
-  const uint8_t* scale_data[kAhead][kTile];
-};
-
 // The list of rows of a token: `window` of them from `window_start` on, then `compressed`.
 struct RowList {
   int window_start, window, compressed, visible;
@@ -66,6 +49,24 @@ struct RowList {
     if (position >= 0 && p.source == kCompressedSelected) compressed = p.k;
     if (p.source == kCompressedAll) compressed = (int)min((int64_t)visible, (int64_t)p.compressed.width * p.compressed.page_rows);
   }
+};
+
+// kGroups times 16 heads. The sums at the end lie where the rows lay.
+template <int kGroups>
+struct Shared {
+  static constexpr int kHeads = 16 * kGroups;
+  union {
+    uint16_t rows[kTile * kPitch];
+    float out[kHeads * kPitch];
+  };
+  uint16_t query[kHeads * kPitch];
+  float scores[kHeads * kScorePitch];
+  float largest[kHeads], sum[kHeads], rescale[kHeads];
+  RowList list;
+  uint8_t scales[kTile][kKvScales];
+  // Of this tile and the next two: the row's data, null if masked; and its scales.
+  const uint8_t* data[kAhead][kTile];
+  const uint8_t* scale_data[kAhead][kTile];
 };
 
 // The data of row i of the list, or null; and of its scales.
@@ -87,9 +88,9 @@ FL_DEVICE const uint8_t* find_row(const AttentionParams& p, const RowList& list,
 
 // Finds the rows of a tile, one a thread of `threads` whose slot is not negative.
 template <class S>
-FL_DEVICE void find_rows(const AttentionParams& p, const RowList& list, int64_t t, int tile, int slot, S& s) {
+FL_DEVICE void find_rows(const AttentionParams& p, int64_t t, int tile, int slot, S& s) {
   if (slot < 0 || slot >= kTile) return;
-  s.data[tile % kAhead][slot] = find_row(p, list, t, tile * kTile + slot, s.scale_data[tile % kAhead][slot]);
+  s.data[tile % kAhead][slot] = find_row(p, s.list, t, tile * kTile + slot, s.scale_data[tile % kAhead][slot]);
 }
 
 // Sixteen fp8 codes to as many bf16, in order.
@@ -120,7 +121,7 @@ FL_DEVICE int thread_again() {
 // Rows of a tile into shared memory; masked ones as zeros, so that weight zero gives zero. All loads of a thread are under
 // way at once, and meanwhile some threads find the rows of the tile after the next.
 template <int kGroups>
-FL_DEVICE void load_fp8(const AttentionParams& p, const RowList& list, int64_t t, int tile, int last, Shared<kGroups>& s) {
+FL_DEVICE void load_fp8(const AttentionParams& p, int64_t t, int tile, int last, Shared<kGroups>& s) {
   constexpr int kCodes = kNopeDim / 16, kUnits = kKvData / 16, kEach = kTile * kUnits / kThreads;
   // As many at once as there are registers for.
   constexpr int kBatch = kGroups == 1 ? kEach : 5;
@@ -157,7 +158,7 @@ FL_DEVICE void load_fp8(const AttentionParams& p, const RowList& list, int64_t t
     const uint8_t* scales = s.scale_data[tile % kAhead][threadIdx.x];
     *(uint2*)s.scales[threadIdx.x] = scales == nullptr ? uint2{0, 0} : *(const uint2*)scales;
   } else if (tile + 2 < last) {
-    find_rows(p, list, t, tile + 2, (int)threadIdx.x - kTile, s);
+    find_rows(p, t, tile + 2, (int)threadIdx.x - kTile, s);
   }
   __syncthreads();
   expand(0);
@@ -166,7 +167,7 @@ FL_DEVICE void load_fp8(const AttentionParams& p, const RowList& list, int64_t t
 }
 
 template <class S>
-FL_DEVICE void load_bf16(const AttentionParams& p, const RowList& list, int64_t t, int tile, int last, S& s) {
+FL_DEVICE void load_bf16(const AttentionParams& p, int64_t t, int tile, int last, S& s) {
   constexpr int kUnits = kHeadDim / 8;
   for (int i = threadIdx.x; i < kTile * kUnits; i += kThreads) {
     const uint8_t* data = s.data[tile % kAhead][i / kUnits];
@@ -178,7 +179,7 @@ FL_DEVICE void load_bf16(const AttentionParams& p, const RowList& list, int64_t 
     }
   }
   copies_commit();
-  if (tile + 2 < last) find_rows(p, list, t, tile + 2, threadIdx.x, s);
+  if (tile + 2 < last) find_rows(p, t, tile + 2, threadIdx.x, s);
   copies_wait<0>();
 }
 
@@ -338,9 +339,11 @@ FL_DEVICE void attention_body(const AttentionParams& p, Shared<kGroups>& s) {
   copies_commit();
   int position = p.position[t];
   RowList list(p, position);
+  if (threadIdx.x == 0) s.list = list;
+  __syncthreads();
   int tiles = (list.window + list.compressed + kTile - 1) / kTile, each = (tiles + kBlocks - 1) / kBlocks;
   int tile = rank * each, last = min(tiles, tile + each);
-  if (tile < last) find_rows(p, list, t, tile + (int)threadIdx.x / kTile, (int)threadIdx.x < 2 * kTile ? (int)threadIdx.x % kTile : -1, s);
+  if (tile < last) find_rows(p, t, tile + (int)threadIdx.x / kTile, (int)threadIdx.x < 2 * kTile ? (int)threadIdx.x % kTile : -1, s);
   if (threadIdx.x < kHeads) {
     int head = first_head + threadIdx.x;
     // The sink counts once, in the first block. One of -inf adds nothing; the floor keeps the differences below finite.
@@ -353,9 +356,9 @@ FL_DEVICE void attention_body(const AttentionParams& p, Shared<kGroups>& s) {
   float acc[kGroups][8][4] = {};
   for (; tile < last; ++tile) {
     if (p.format == kKvFp8) {
-      load_fp8(p, list, t, tile, last, s);
+      load_fp8(p, t, tile, last, s);
     } else {
-      load_bf16(p, list, t, tile, last, s);
+      load_bf16(p, t, tile, last, s);
     }
     __syncthreads();
     score_tile<kGroups>(p, tile, s);

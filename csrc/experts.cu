@@ -2,14 +2,14 @@
 // the sum over a token's experts and the shared expert.
 //
 // Bytes: every active expert's weights once: 14.2 MB an expert in NVFP4 at 4096 x 2048, two thirds of it in `experts_up`.
-// Notes: (1) weights stream through a ring of stages in shared memory (common/stream.h), a ring a warp, which runs on across
-// tiles and experts; (2) tokens stand on the narrow side of the matrix instruction, 8 at a time, so one token and eight cost
-// the same; (3) `experts_up` spreads tiles of 16 columns (16 gate rows, 16 up rows) of the active experts evenly over
-// a grid that fills the chip; its 8 warps share out K in steps and add in warp order; (4) a block of `experts_down` owns
-// 16 output rows of up to 64 tokens and walks the active experts in ascending order; each warp has its share of K and its own
-// sums over experts, added in warp order at the end, so there is no barrier on the way; (5) no sum depends on the number of
-// tokens or on their places, nor on the number of blocks or stages; (6) ids outside 0..experts are skipped; an expert with no
-// token costs nothing.
+// Notes: (1) weights stream through a ring of stages in shared memory (common/stream.h), which runs on across tiles and
+// experts; a stage is a kilobyte of codes of each of 16 rows, and each of a block's 8 warps takes a step of it, so a warp has
+// every eighth step of K; (2) tokens stand on the narrow side of the matrix instruction, 8 at a time, so one token and eight cost
+// the same; (3) `experts_up` spreads tiles of 8 columns (8 gate rows, 8 up rows) of the active experts evenly over a grid
+// that fills the chip, and adds the warps' sums in order; (4) a block of `experts_down` owns 16 output rows of up to 64 tokens and
+// walks the active experts in ascending order; each warp has its own sums over experts, added in warp order at the end;
+// (5) no sum depends on the number of tokens or on their places, nor on the number of blocks or stages; (6) ids outside
+// 0..experts are skipped; an expert with no token costs nothing.
 #include "experts.h"
 
 #include "common/pdl.h"
@@ -18,65 +18,52 @@
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarp;
-// Steps of a warp's ring: of `experts_up`, two tiles each, and of `experts_down`, one.
-#ifndef FL_STAGES
-#define FL_STAGES 4
+using Slab = Stage<1, kWarps>;
+#ifndef FL_UP_STAGES
+#define FL_UP_STAGES 4
 #endif
-constexpr int kStages = FL_STAGES;
-constexpr int kRing = kWarps * kStages * kStageBytes;
-// Tiles of 8 gate rows and 8 up rows of a unit of `experts_up`, and its columns.
-#ifndef FL_UP_TILES
-#define FL_UP_TILES 2
+#ifndef FL_DOWN_STAGES
+#define FL_DOWN_STAGES 3
 #endif
-constexpr int kUpTiles = FL_UP_TILES;
-constexpr int kUpColumns = 8 * kUpTiles;
+constexpr int kUpStages = FL_UP_STAGES;
+constexpr int kDownStages = FL_DOWN_STAGES;
+// Columns of a tile of `experts_up`.
+constexpr int kUpColumns = 8;
 constexpr int kSums = kTileCols * kTilePitch;
 constexpr int kUpTokens = 256;
 constexpr int kDownTokens = 64;
 
 namespace {
 
-template <int kTiles>
-FL_DEVICE unsigned char* stages_of(unsigned char* ring, int slot) {
-  return ring + (warp_idx() * kStages + slot * kTiles) * kStageBytes;
-}
-template <int kTiles>
-FL_DEVICE int next_slot(int slot) {
-  return slot + 1 == kStages / kTiles ? 0 : slot + 1;
-}
+FL_DEVICE int next_slot(int slot, int stages) { return slot + 1 == stages ? 0 : slot + 1; }
 
-struct UpShared {
+struct alignas(16) UpShared {
   Routes routes;
   uint16_t pairs[kWarps][kItemPairs];
 };
 
-// A place in the units of `experts_up`: `tiles` units make up an item; and in the order in which a warp takes its steps.
+// A place in the order of work of `experts_up`: `tiles` units make up an item, stages of 8 steps a unit.
 struct UpCursor {
   int unit, item, tile, step;
 
-  FL_DEVICE UpCursor(int first, int tiles) : unit(first), item(first / tiles), tile(first % tiles), step(warp_idx()) {}
+  FL_DEVICE UpCursor(int first, int tiles) : unit(first), item(first / tiles), tile(first % tiles), step(0) {}
 
   FL_DEVICE void next_unit(int tiles) {
-    ++unit, step = warp_idx();
+    ++unit, step = 0;
     if (++tile == tiles) tile = 0, ++item;
   }
 };
 
 template <int kFormat>
 FL_DEVICE void up_fetch(const ExpertsUpParams& p, const Item* items, int last, int tiles, UpCursor& at, unsigned char* stage) {
-  int steps = Step<kFormat>::count(p.hidden);
-  if (at.unit < last && at.step < steps) {
-#pragma unroll
-    for (int m = 0; m < kUpTiles; ++m) {
-      int base = at.tile * kUpColumns + m * 8, end = p.width - 1, width = p.width;
-      auto row = [=](int r) { return min(base + r % 8, end) + (r < 8 ? 0 : width); };
-      TileRows rows = tile_rows<kFormat>(p.weight, items[at.item].expert, 2 * p.width, p.hidden, row);
-      stage_fetch<kFormat>(stage + m * kStageBytes, rows, at.step, p.hidden);
-    }
+  if (at.unit < last) {
+    int base = at.tile * kUpColumns, end = p.width - 1, width = p.width;
+    auto row = [=](int r) { return min(base + r % 8, end) + (r < 8 ? 0 : width); };
+    stage_fetch<kFormat, Slab, kThreads>(stage, p.weight, items[at.item].expert, 2 * p.width, p.hidden, at.step, row);
   }
   copies_commit();
   at.step += kWarps;
-  if (at.step >= steps) at.next_unit(tiles);
+  if (at.step >= Step<kFormat>::count(p.hidden)) at.next_unit(tiles);
 }
 
 // The block: sums of a unit's columns over the warps, to h.
@@ -84,12 +71,12 @@ FL_DEVICE void up_store(const ExpertsUpParams& p, const Item& item, int first_co
                         const uint16_t* pairs, int first_pair) {
   float global = tile_scale(p.weight, item.expert);
   for (int i = threadIdx.x; i < item.count * kUpColumns; i += kThreads) {
-    int r = i % 8, tile = i / 8 % kUpTiles, n = i / kUpColumns, column = first_column + tile * 8 + r;
+    int r = i % kUpColumns, n = i / kUpColumns, column = first_column + r;
     if (column >= p.width) continue;
     float gate = 0.0f, up = 0.0f;
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) {
-      const float* sums = partial + (w * kUpTiles + tile) * kSums + n * kTilePitch;
+      const float* sums = partial + w * kSums + n * kTilePitch;
       gate += sums[r];
       up += sums[r + 8];
     }
@@ -102,33 +89,34 @@ FL_DEVICE void up_store(const ExpertsUpParams& p, const Item& item, int first_co
 template <int kFormat>
 FL_DEVICE void up_body(const ExpertsUpParams& p, const Item* items, const int16_t* kept, int first_pair, int num_pairs,
                        UpShared& s, float* partial, unsigned char* ring) {
-  constexpr int kSlots = kStages / kUpTiles;
   int tiles = (p.width + kUpColumns - 1) / kUpColumns, steps = Step<kFormat>::count(p.hidden), warp = warp_idx();
   int64_t units = (int64_t)s.routes.num_items * tiles;
   int first = (int)(units * blockIdx.x / gridDim.x), last = (int)(units * (blockIdx.x + 1) / gridDim.x);
   int slot = 0, into = 0, collected = -1;
   UpCursor at(first, tiles), ahead = at;
-  for (int i = 0; i < kSlots - 1; ++i, ++into) up_fetch<kFormat>(p, items, last, tiles, ahead, stages_of<kUpTiles>(ring, into));
+#pragma unroll 1
+  for (; into < kUpStages - 1; ++into) up_fetch<kFormat>(p, items, last, tiles, ahead, ring + into * Slab::kBytes);
   for (; at.unit < last; at.next_unit(tiles)) {
     Item item = items[at.item];
     if (at.item != collected) collect_pairs(kept, num_pairs, item, s.pairs[warp]);
     collected = at.item;
     int g = lane_idx() / 4;
-    const uint16_t* x[1] = {nullptr};
-    if (g < item.count) x[0] = p.x + (int64_t)((first_pair + s.pairs[warp][g]) / p.k) * p.hidden;
-    float acc[kUpTiles][1][4] = {};
+    const uint16_t* x = nullptr;
+    if (g < item.count) x = p.x + (int64_t)((first_pair + s.pairs[warp][g]) / p.k) * p.hidden;
+    float acc[1][4] = {};
 #pragma unroll 1
-    for (int step = warp; step < steps; step += kWarps) {
-      copies_wait<kSlots - 2>();
-      __syncwarp();
-      up_fetch<kFormat>(p, items, last, tiles, ahead, stages_of<kUpTiles>(ring, into));
-      multiply_stages<kFormat, kUpTiles, 1>(acc, stages_of<kUpTiles>(ring, slot), x, step, p.hidden);
-      into = next_slot<kUpTiles>(into), slot = next_slot<kUpTiles>(slot);
+    for (int step = 0; step < steps; step += kWarps) {
+      StepActivations<kFormat> b;
+      b.load(step + warp < steps ? x : nullptr, step + warp, p.hidden);
+      copies_wait<kUpStages - 2>();
+      __syncthreads();
+      up_fetch<kFormat>(p, items, last, tiles, ahead, ring + into * Slab::kBytes);
+      if (step + warp < steps) multiply_tile(acc[0], TileStep<kFormat, Slab>(ring + slot * Slab::kBytes, 0, warp), b);
+      into = next_slot(into, kUpStages), slot = next_slot(slot, kUpStages);
     }
     // Two sets of sums by turns: the one that is written now was read before the barrier of the unit before.
-    float* sums = partial + at.unit % 2 * kWarps * kUpTiles * kSums;
-#pragma unroll
-    for (int m = 0; m < kUpTiles; ++m) tile_spill<1>(acc[m], sums + (warp * kUpTiles + m) * kSums);
+    float* sums = partial + at.unit % 2 * kWarps * kSums;
+    tile_spill<1>(acc, sums + warp * kSums);
     __syncthreads();
     up_store(p, item, at.tile * kUpColumns, sums, s.pairs[warp], first_pair);
   }
@@ -146,16 +134,14 @@ FL_DEVICE void clear_invalid(const ExpertsUpParams& p, const int16_t* kept, int 
 template <int kFormat>
 FL_DEVICE void down_fetch(const ExpertsDownParams& p, const Item* items, int num_items, int base, int& item, int& step,
                           unsigned char* stage) {
-  int steps = Step<kFormat>::count(p.width);
-  if (item < num_items && step < steps) {
+  if (item < num_items) {
     int last = p.hidden - 1;
     auto row = [=](int r) { return min(base + r, last); };
-    TileRows rows = tile_rows<kFormat>(p.weight, items[item].expert, p.hidden, p.width, row);
-    stage_fetch<kFormat>(stage, rows, step, p.width);
+    stage_fetch<kFormat, Slab, kThreads>(stage, p.weight, items[item].expert, p.hidden, p.width, step, row);
   }
   copies_commit();
   step += kWarps;
-  if (step >= steps) step = warp_idx(), ++item;
+  if (step >= Step<kFormat>::count(p.width)) step = 0, ++item;
 }
 
 // A warp adds an item's products to its sums [token][row]; pairs in order, as a token may have chosen an expert twice.
@@ -176,28 +162,28 @@ FL_DEVICE void down_add(const ExpertsDownParams& p, const float (&acc)[4], const
 template <int kFormat>
 FL_DEVICE void down_body(const ExpertsDownParams& p, const Item* items, int num_items, const uint16_t* pairs, int first_pair,
                          int base, float* sums, unsigned char* ring) {
-  int steps = Step<kFormat>::count(p.width), warp = warp_idx(), slot = 0, into = 0, item_ahead = 0, step_ahead = warp;
-  if (warp >= steps) return;
-  for (int i = 0; i < kStages - 1; ++i) {
-    down_fetch<kFormat>(p, items, num_items, base, item_ahead, step_ahead, stages_of<1>(ring, into));
-    into = next_slot<1>(into);
+  int steps = Step<kFormat>::count(p.width), warp = warp_idx(), slot = 0, into = 0, item_ahead = 0, step_ahead = 0;
+#pragma unroll 1
+  for (; into < kDownStages - 1; ++into) {
+    down_fetch<kFormat>(p, items, num_items, base, item_ahead, step_ahead, ring + into * Slab::kBytes);
   }
   for (int i = 0; i < num_items; ++i) {
     Item item = items[i];
     int g = lane_idx() / 4;
-    const uint16_t* x[1] = {nullptr};
-    if (g < item.count) x[0] = p.h + (int64_t)(first_pair + pairs[item.first + g]) * p.width;
-    float acc[1][1][4] = {};
+    const uint16_t* x = nullptr;
+    if (g < item.count) x = p.h + (int64_t)(first_pair + pairs[item.first + g]) * p.width;
+    float acc[1][4] = {};
 #pragma unroll 1
-    for (int step = warp; step < steps; step += kWarps) {
-      copies_wait<kStages - 2>();
-      __syncwarp();
-      down_fetch<kFormat>(p, items, num_items, base, item_ahead, step_ahead, stages_of<1>(ring, into));
-      into = next_slot<1>(into);
-      multiply_stages<kFormat, 1, 1>(acc, stages_of<1>(ring, slot), x, step, p.width);
-      slot = next_slot<1>(slot);
+    for (int step = 0; step < steps; step += kWarps) {
+      StepActivations<kFormat> b;
+      b.load(step + warp < steps ? x : nullptr, step + warp, p.width);
+      copies_wait<kDownStages - 2>();
+      __syncthreads();
+      down_fetch<kFormat>(p, items, num_items, base, item_ahead, step_ahead, ring + into * Slab::kBytes);
+      if (step + warp < steps) multiply_tile(acc[0], TileStep<kFormat, Slab>(ring + slot * Slab::kBytes, 0, warp), b);
+      into = next_slot(into, kDownStages), slot = next_slot(slot, kDownStages);
     }
-    down_add(p, acc[0][0], item, pairs + item.first, sums);
+    down_add(p, acc[0], item, pairs + item.first, sums);
   }
 }
 
@@ -216,36 +202,35 @@ FL_DEVICE void down_store(const ExpertsDownParams& p, int first_token, int token
 
 }  // namespace
 
-// Dynamic shared memory: ring, sums, then of min(rows, 256) * k pairs the ids, and the items.
-#ifndef FL_BLOCKS
-#define FL_BLOCKS 2
-#endif
-FL_KERNEL_BLOCKS(kThreads, FL_BLOCKS, experts_up, ExpertsUpParams) {
-  __shared__ UpShared s;
+// Dynamic shared memory: UpShared, ring, sums, items, then the ids of min(rows, 256) * k pairs.
+FL_KERNEL_BLOCKS(kThreads, 2, experts_up, ExpertsUpParams) {
   FL_DYNAMIC_SHARED(dynamic);
   pdl_wait();
   int first_pair = blockIdx.y * kUpTokens * p.k, num_pairs = min(kUpTokens, p.rows - (int)blockIdx.y * kUpTokens) * p.k;
-  float* partial = (float*)(dynamic + kRing);
-  Item* items = (Item*)(partial + 2 * kWarps * kUpTiles * kSums);
+  UpShared& s = *(UpShared*)dynamic;
+  unsigned char* ring = dynamic + sizeof(UpShared);
+  float* partial = (float*)(ring + kUpStages * Slab::kBytes);
+  Item* items = (Item*)(partial + 2 * kWarps * kSums);
   int16_t* kept = (int16_t*)(items + p.items);
   find_items<kThreads>(p.ids, first_pair, first_pair + num_pairs, p.experts, kept, items, s.routes);
   if (s.routes.invalid) clear_invalid(p, kept, first_pair, num_pairs);
   switch (p.weight.format) {
-    case kWeightBf16: return up_body<kWeightBf16>(p, items, kept, first_pair, num_pairs, s, partial, dynamic);
-    case kWeightFp8Block: return up_body<kWeightFp8Block>(p, items, kept, first_pair, num_pairs, s, partial, dynamic);
-    case kWeightNvfp4: return up_body<kWeightNvfp4>(p, items, kept, first_pair, num_pairs, s, partial, dynamic);
-    default: return up_body<kWeightMxfp4>(p, items, kept, first_pair, num_pairs, s, partial, dynamic);
+    case kWeightBf16: return up_body<kWeightBf16>(p, items, kept, first_pair, num_pairs, s, partial, ring);
+    case kWeightFp8Block: return up_body<kWeightFp8Block>(p, items, kept, first_pair, num_pairs, s, partial, ring);
+    case kWeightNvfp4: return up_body<kWeightNvfp4>(p, items, kept, first_pair, num_pairs, s, partial, ring);
+    default: return up_body<kWeightMxfp4>(p, items, kept, first_pair, num_pairs, s, partial, ring);
   }
 }
 
-// Dynamic shared memory: ring, the warps' sums, the items, then of min(rows, 64) * k pairs the ids and their order.
-FL_KERNEL_BLOCKS(kThreads, FL_BLOCKS, experts_down, ExpertsDownParams) {
-  __shared__ Routes s;
+// Dynamic shared memory: Routes, ring, the warps' sums, items, then the ids and the order of min(rows, 64) * k pairs.
+FL_KERNEL_BLOCKS(kThreads, 2, experts_down, ExpertsDownParams) {
   FL_DYNAMIC_SHARED(dynamic);
   pdl_wait();
   int first_token = blockIdx.y * kDownTokens, base = blockIdx.x * kTileRows;
   int tokens = min(kDownTokens, p.rows - first_token), first_pair = first_token * p.k, num_pairs = tokens * p.k;
-  float* sums = (float*)(dynamic + kRing);
+  Routes& s = *(Routes*)dynamic;
+  unsigned char* ring = dynamic + sizeof(Routes);
+  float* sums = (float*)(ring + kDownStages * Slab::kBytes);
   Item* items = (Item*)(sums + kWarps * tokens * kTileRows);
   int16_t* kept = (int16_t*)(items + p.items);
   uint16_t* pairs = (uint16_t*)(kept + num_pairs);
@@ -254,10 +239,10 @@ FL_KERNEL_BLOCKS(kThreads, FL_BLOCKS, experts_down, ExpertsDownParams) {
   sort_pairs<kThreads>(kept, num_pairs, items, s, pairs);
   float* mine = sums + warp_idx() * tokens * kTileRows;
   switch (p.weight.format) {
-    case kWeightBf16: down_body<kWeightBf16>(p, items, s.num_items, pairs, first_pair, base, mine, dynamic); break;
-    case kWeightFp8Block: down_body<kWeightFp8Block>(p, items, s.num_items, pairs, first_pair, base, mine, dynamic); break;
-    case kWeightNvfp4: down_body<kWeightNvfp4>(p, items, s.num_items, pairs, first_pair, base, mine, dynamic); break;
-    default: down_body<kWeightMxfp4>(p, items, s.num_items, pairs, first_pair, base, mine, dynamic); break;
+    case kWeightBf16: down_body<kWeightBf16>(p, items, s.num_items, pairs, first_pair, base, mine, ring); break;
+    case kWeightFp8Block: down_body<kWeightFp8Block>(p, items, s.num_items, pairs, first_pair, base, mine, ring); break;
+    case kWeightNvfp4: down_body<kWeightNvfp4>(p, items, s.num_items, pairs, first_pair, base, mine, ring); break;
+    default: down_body<kWeightMxfp4>(p, items, s.num_items, pairs, first_pair, base, mine, ring); break;
   }
   __syncthreads();
   down_store(p, first_token, tokens, base, sums);

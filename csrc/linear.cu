@@ -1,24 +1,21 @@
 // linear: activation rows times a weight in bf16, fp8 blocks, NVFP4 or MXFP4; f32 sums; grouped, or with SwiGLU.
 //
 // Bytes: the weight once (2, 1.0002, 0.5625 or 0.53 bytes an element), and each block's activation rows from cache.
-// Notes: (1) a block owns 16 or 32 weight rows and its 8 warps share out K in steps of 128 bytes, each accumulating from zero; the
-// partial sums are added in warp order: one canonical sum, whatever the number of rows; (2) one matrix instruction serves
-// every row count: `linear_8` for up to 8 rows, `linear_32` with 32 weight rows a block for up to 32 at a time; (3) weights stream through a ring a
-// warp (common/stream.h), whose first stages are on their way before the wait for the kernel before: weights never change;
-// (4) with SwiGLU a tile is 8 gate rows and their 8 up rows, so both sums of an output meet in one thread; (5) prefill at
-// 256 rows reads activations often from cache: wgmma with both operands in shared memory is the next step there.
+// Notes: (1) K is cut into 8 segments of every eighth step of 128 bytes, each summed from zero by one warp and added in
+// order: one canonical sum, whatever the number of rows; (2) one matrix instruction serves every row count: a block of
+// `linear_8` owns 16 weight rows for 8 rows, one of `linear_32` 32 for 32; in `linear_64` a cluster of 8 owns 128 for 64 and
+// shares out the segments, so that a block reads an eighth of the activations; (3) weights stream through a ring of stages
+// (common/stream.h), of which the first are on their way before the wait for the kernel before: weights never change; (4)
+// with SwiGLU a tile is 8 gate rows and their 8 up rows, so both sums of an output meet in one thread; (5) prefill at 256
+// rows reads activations often from cache: wgmma with both operands in shared memory is the next step there.
 #include "linear.h"
 
+#include "common/cluster.h"
 #include "common/pdl.h"
 #include "common/tile.h"
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarp;
-#ifndef FL_LINEAR_STAGES
-#define FL_LINEAR_STAGES 4
-#endif
-constexpr int kStages = FL_LINEAR_STAGES;
-
 namespace {
 
 // The weight rows of a block, in `high` tiles of 16; they do not cross groups, and past the end the last one is repeated and
@@ -53,82 +50,112 @@ FL_DEVICE void store(const LinearParams& p, int64_t row, int columns, int column
   }
 }
 
-// A warp's share of the sums of its block's tiles. Waits for the kernel before once its first weights are on their way.
-template <int kFormat, int kHigh, int kTiles>
-FL_DEVICE void multiply_rows(float (&acc)[kHigh][kTiles][4], const LinearParams& p, const RowMap& map, unsigned char* ring) {
-  constexpr int kSlots = kStages / kHigh, kSlotBytes = kHigh * kStageBytes;
-  int steps = Step<kFormat>::count(p.depth), g = lane_idx() / 4, first_row = blockIdx.y * kTiles * kTileCols;
-  TileRows rows[kHigh];
-#pragma unroll
-  for (int m = 0; m < kHigh; ++m) {
-    rows[m] = tile_rows<kFormat>(p.weight, 0, p.weight_rows, p.depth, [&](int r) { return map.weight_row(m, r); });
-  }
-  ring += warp_idx() * kSlots * kSlotBytes;
-  int ahead = warp_idx();
+// The tiles of weight rows and of activation rows of a block, the blocks of a cluster, and the stages of the ring. A block alone
+// has all 8 segments of K, one a warp, each with all tiles; in a cluster of 8 a block has one segment, and a warp a tile.
+template <int kHighTiles, int kRowTiles, int kClusterBlocks, int kRingStages>
+struct Shape {
+  static constexpr bool kAlone = kClusterBlocks == 1;
+  static constexpr int kTiles = kRowTiles, kBlocks = kClusterBlocks, kStages = kRingStages, kBlockTiles = kHighTiles;
+  static constexpr int kHigh = kAlone ? kHighTiles : 1, kSegments = kAlone ? kWarps : 1;
+  using Slab = Stage<kBlockTiles, kSegments>;
+  static constexpr int kTileSums = kTiles * kTileCols * kTilePitch;
+  static_assert(kAlone || (kBlocks == kWarps && kBlockTiles == kWarps), "a block a segment, a warp a tile");
+  static_assert(kSegments * kBlockTiles * kTileSums * 4 <= kStages * Slab::kBytes, "the sums fit the ring");
+};
+
+// A warp's segment of the sums of its tiles. Waits for the kernel before once the first weights are on their way.
+template <int kFormat, class S>
+FL_DEVICE void multiply_rows(float (&acc)[S::kHigh][S::kTiles][4], const LinearParams& p, const RowMap& map, int rank,
+                             unsigned char* ring) {
+  using Slab = typename S::Slab;
+  int steps = Step<kFormat>::count(p.depth), g = lane_idx() / 4, first_row = blockIdx.y * S::kTiles * kTileCols;
+  int segment = S::kAlone ? warp_idx() : rank, tile = S::kAlone ? 0 : warp_idx(), ahead = S::kAlone ? 0 : rank;
   auto fetch = [&](int slot) {
-    if (ahead < steps) {
-#pragma unroll
-      for (int m = 0; m < kHigh; ++m) {
-        stage_fetch<kFormat>(ring + slot * kSlotBytes + m * kStageBytes, rows[m], ahead, p.depth);
-      }
-    }
+    auto row = [&](int r) { return map.weight_row(r / kTileRows, r % kTileRows); };
+    unsigned char* stage = ring + slot * Slab::kBytes;
+    if (ahead < steps) stage_fetch<kFormat, Slab, kThreads>(stage, p.weight, 0, p.weight_rows, p.depth, ahead, row);
     copies_commit();
     ahead += kWarps;
   };
-#pragma unroll
-  for (int i = 0; i < kSlots - 1; ++i) fetch(i);
-  pdl_wait();
-  const uint16_t* x[kTiles];
-#pragma unroll
-  for (int n = 0; n < kTiles; ++n) {
-    int row = first_row + n * kTileCols + g;
-    x[n] = row < p.rows ? p.x + ((int64_t)row * p.groups + map.group) * p.depth : nullptr;
-  }
-  int slot = 0, into = kSlots - 1;
 #pragma unroll 1
-  for (int step = warp_idx(); step < steps; step += kWarps) {
-    copies_wait<kSlots - 2>();
-    __syncwarp();
+  for (int i = 0; i < S::kStages - 1; ++i) fetch(i);
+  pdl_wait();
+  auto x = [&](int n) -> const uint16_t* {
+    int row = first_row + n * kTileCols + g;
+    return row < p.rows ? p.x + ((int64_t)row * p.groups + map.group) * p.depth : nullptr;
+  };
+  int slot = 0, into = S::kStages - 1;
+#pragma unroll 1
+  for (int first = 0; first < steps; first += kWarps) {
+    int step = first + segment, in_stage = S::kAlone ? segment : 0;
+    StepActivations<kFormat> b;
+    if (S::kTiles == 1) b.load(step < steps ? x(0) : nullptr, step, p.depth);
+    copies_wait<S::kStages - 2>();
+    __syncthreads();
     fetch(into);
-    multiply_stages<kFormat, kHigh, kTiles>(acc, ring + slot * kSlotBytes, x, step, p.depth);
-    into = slot, slot = slot + 1 == kSlots ? 0 : slot + 1;
+    const unsigned char* stage = ring + slot * Slab::kBytes;
+    if (step < steps) {
+      if constexpr (S::kTiles == 1) {
+        multiply_tile(acc[0][0], TileStep<kFormat, Slab>(stage, 0, in_stage), b);
+      } else {
+        multiply_tiles<kFormat, Slab, S::kHigh, S::kTiles>(acc, stage, tile, in_stage, x, step, p.depth);
+      }
+    }
+    into = slot, slot = slot + 1 == S::kStages ? 0 : slot + 1;
   }
 }
 
-template <int kHigh, int kTiles>
-FL_DEVICE void linear_body(const LinearParams& p, unsigned char* ring) {
-  RowMap map(p, blockIdx.x, kHigh);
-  int first_row = blockIdx.y * kTiles * kTileCols;
-  float acc[kHigh][kTiles][4] = {};
-  switch (p.weight.format) {
-    case kWeightBf16: multiply_rows<kWeightBf16>(acc, p, map, ring); break;
-    case kWeightFp8Block: multiply_rows<kWeightFp8Block>(acc, p, map, ring); break;
-    case kWeightNvfp4: multiply_rows<kWeightNvfp4>(acc, p, map, ring); break;
-    default: multiply_rows<kWeightMxfp4>(acc, p, map, ring); break;
+// The output columns of a cluster: the sums of the segments in order, from the blocks that have them.
+template <class S>
+FL_DEVICE void store_sums(const LinearParams& p, const RowMap& map, const float* partial, int rank) {
+  int first_row = blockIdx.y * S::kTiles * kTileCols, per_tile = map.width / S::kBlockTiles;
+  float global = tile_scale(p.weight, 0);
+  auto sum = [=](int tile, int column, int r) {
+    float total = 0.0f;
+#pragma unroll
+    for (int k = 0; k < kWarps; ++k) {
+      const float* from = partial + (k % S::kSegments * S::kBlockTiles + tile) * S::kTileSums + column * kTilePitch + r;
+      total += S::kAlone ? *from : *cluster_peer(from, k / S::kSegments);
+    }
+    return total * global;
+  };
+  for (int i = rank * kThreads + threadIdx.x; i < S::kTiles * kTileCols * map.width; i += S::kBlocks * kThreads) {
+    int within = i % map.width, column = i / map.width, row = first_row + column;
+    if (within >= map.count || row >= p.rows) continue;
+    int tile = within / per_tile, r = within % per_tile;
+    float value = sum(tile, column, r);
+    if (map.swiglu) value = swiglu(value, sum(tile, column, r + 8), p.limit);
+    store(p, row, map.columns, map.base + within, value);
   }
+}
 
-  // The partial sums lie where the ring was, [warp][tile][column][row].
-  constexpr int kTileSums = kTiles * kTileCols * kTilePitch;
-  static_assert(kWarps * kHigh * kTileSums * 4 <= kWarps * kStages * kStageBytes, "the sums fit the ring");
+template <class S>
+FL_DEVICE void linear_body(const LinearParams& p, unsigned char* ring) {
+  int rank = S::kAlone ? 0 : cluster_rank(), warp = warp_idx();
+  RowMap map(p, blockIdx.x / S::kBlocks, S::kBlockTiles);
+  float acc[S::kHigh][S::kTiles][4] = {};
+  switch (p.weight.format) {
+    case kWeightBf16: multiply_rows<kWeightBf16, S>(acc, p, map, rank, ring); break;
+    case kWeightFp8Block: multiply_rows<kWeightFp8Block, S>(acc, p, map, rank, ring); break;
+    case kWeightNvfp4: multiply_rows<kWeightNvfp4, S>(acc, p, map, rank, ring); break;
+    default: multiply_rows<kWeightMxfp4, S>(acc, p, map, rank, ring); break;
+  }
+  // The partial sums lie where the ring was, [segment][tile][column][row].
   float* partial = (float*)ring;
   copies_wait<0>();
   __syncthreads();
 #pragma unroll
-  for (int m = 0; m < kHigh; ++m) tile_spill<kTiles>(acc[m], partial + (warp_idx() * kHigh + m) * kTileSums);
-  __syncthreads();
-  float global = tile_scale(p.weight, 0);
-  auto sum = [=](int tile, int column, int r) {
-    float total = 0.0f;
-    for (int w = 0; w < kWarps; ++w) total += partial[(w * kHigh + tile) * kTileSums + column * kTilePitch + r];
-    return total * global;
-  };
-  for (int i = threadIdx.x; i < kTiles * kTileCols * map.width; i += kThreads) {
-    int within = i % map.width, column = i / map.width, row = first_row + column;
-    if (within >= map.count || row >= p.rows) continue;
-    int per_tile = map.width / kHigh, tile = within / per_tile, r = within % per_tile;
-    float value = sum(tile, column, r);
-    if (map.swiglu) value = swiglu(value, sum(tile, column, r + 8), p.limit);
-    store(p, row, map.columns, map.base + within, value);
+  for (int m = 0; m < S::kHigh; ++m) {
+    int at = S::kAlone ? warp * S::kBlockTiles + m : warp;
+    tile_spill<S::kTiles>(acc[m], partial + at * S::kTileSums);
+  }
+  if constexpr (S::kAlone) {
+    __syncthreads();
+    store_sums<S>(p, map, partial, rank);
+  } else {
+    cluster_sync();
+    store_sums<S>(p, map, partial, rank);
+    cluster_sync();
   }
 }
 
@@ -137,10 +164,15 @@ FL_DEVICE void linear_body(const LinearParams& p, unsigned char* ring) {
 // Dynamic shared memory: the ring.
 FL_KERNEL_BLOCKS(kThreads, 2, linear_8, LinearParams) {
   FL_DYNAMIC_SHARED(ring);
-  linear_body<1, 1>(p, ring);
+  linear_body<Shape<1, 1, 1, 4>>(p, ring);
 }
 
 FL_KERNEL(kThreads, linear_32, LinearParams) {
   FL_DYNAMIC_SHARED(ring);
-  linear_body<2, 4>(p, ring);
+  linear_body<Shape<2, 4, 1, 2>>(p, ring);
+}
+
+FL_KERNEL_CLUSTER(kThreads, 1, 8, linear_64, LinearParams) {
+  FL_DYNAMIC_SHARED(ring);
+  linear_body<Shape<8, 8, 8, 3>>(p, ring);
 }

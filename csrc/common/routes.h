@@ -13,7 +13,7 @@ struct Item {
   uint16_t first, skip;
 };
 
-struct Routes {
+struct alignas(16) Routes {
   uint32_t counts[kMaxExperts];
   uint32_t scratch[32];
   int32_t num_items, invalid;

@@ -1,8 +1,8 @@
-// The weights of a warp's tiles on their way from memory: asynchronous copies into a ring of stages in shared memory.
+// The weights of a block on their way from memory: asynchronous copies into a ring of stages in shared memory.
 //
-// A stage is one step of a tile: 128 bytes of codes of each of 16 rows, and their scales. A lane copies the codes that it
-// will read itself (rows g and g + 8, four units of 16 bytes), so neither banks nor barriers stand in the way; scales are shared
-// by a warp. Several stages are on their way while one is used. Rows that are no whole number of steps go byte by byte.
+// A stage is a few steps of 128 bytes of codes of some rows, and their scales. Its threads copy neighbouring bytes of a row,
+// a kilobyte where it can be, as memory wants it, and several stages are on their way while one is used. Rows that are no
+// whole number of steps go byte by byte.
 #pragma once
 
 #include "kernel.h"
@@ -11,9 +11,6 @@
 constexpr int kTileRows = 16;
 constexpr int kStepBytes = 128;
 constexpr int kUnitBytes = 16;
-constexpr int kStageCodes = kTileRows * kStepBytes;
-constexpr int kStageScales = kTileRows * 16;
-constexpr int kStageBytes = kStageCodes + kStageScales;
 
 template <int kFormat>
 struct Step {
@@ -31,12 +28,13 @@ struct Step {
 // Copies `kBytes` (4, 8 or 16, aligned) on their own; visible to this thread after `copies_wait`.
 template <int kBytes>
 FL_DEVICE void copy_async(void* to, const void* from) {
+  if (kBytes == 0) return;
 #if defined(__CUDA_ARCH__)
   uint32_t address = (uint32_t)__cvta_generic_to_shared(to);
   if (kBytes == 16) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(address), "l"(from), "n"(kBytes) : "memory");
+  } else if (kBytes > 0) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(address), "l"(from), "n"(kBytes > 0 ? kBytes : 4) : "memory");
   }
 #else
   memcpy(to, from, kBytes);
@@ -75,59 +73,58 @@ FL_DEVICE void copy_tail(uint8_t* to, const uint8_t* from, int64_t valid, int co
   for (int i = 0; i < count; ++i) to[i] = i < valid ? from[i] : 0;
 }
 
-// A tile of 16 rows as its lanes see it: rows g and g + 8, and the row whose scales this lane copies.
-struct TileRows {
-  const uint8_t* codes[2];
-  const uint8_t* scales;
+// `kTiles` tiles of 16 rows by `kSteps` steps. The pitches keep the rows of a tile in banks of their own.
+template <int kTiles, int kSteps>
+struct Stage {
+  static constexpr int kRows = kTiles * kTileRows, kWide = kSteps;
+  static constexpr int kCodePitch = kSteps * kStepBytes + 64, kScalePitch = kSteps * 16 + 16;
+  static constexpr int kScales = kRows * kCodePitch, kBytes = kScales + kRows * kScalePitch;
 };
 
-// `row(r)` is the weight row of tile row r in a stack's matrix of `rows` rows and `cols` columns.
-template <int kFormat, class Row>
-FL_DEVICE TileRows tile_rows(const Weight& w, int64_t stack, int rows, int cols, Row row) {
-  TileRows out;
-  int64_t code = code_row_bytes(kFormat, cols), scale = scale_row_bytes(kFormat, cols);
-  bool blocks = kFormat == kWeightFp8Block;
-  int g = lane_idx() / 4, own = row(lane_idx() % kTileRows);
-  int64_t scale_rows = blocks ? (rows + 127) / 128 : rows;
-  out.codes[0] = (const uint8_t*)w.codes + (stack * rows + row(g)) * code;
-  out.codes[1] = (const uint8_t*)w.codes + (stack * rows + row(g + 8)) * code;
-  out.scales = (const uint8_t*)w.scales + (stack * scale_rows + (blocks ? own / 128 : own)) * scale;
-  return out;
+// The bytes of a stage that lie within rows of `cols` elements, and zeros. Not inlined: such rows are rare.
+template <int kFormat, class S, int kThreads>
+static FL_RARE void stage_fetch_row_tail(unsigned char* stage, const uint8_t* codes, const uint8_t* scales, int row, int step,
+                                         int cols) {
+  using F = Step<kFormat>;
+  int64_t at = (int64_t)step * kStepBytes, left = code_row_bytes(kFormat, cols) - at;
+  unsigned char* to = stage + row * S::kCodePitch;
+  for (int i = threadIdx.x; i < S::kWide * kStepBytes; i += kThreads) to[i] = i < left ? codes[at + i] : 0;
+  at = (int64_t)step * F::kScaleBytes, left = scale_row_bytes(kFormat, cols) - at;
+  to = stage + S::kScales + row * S::kScalePitch;
+  for (int i = threadIdx.x; i < S::kWide * F::kScaleBytes; i += kThreads) to[i] = i < left ? scales[at + i] : 0;
 }
 
-// The bytes of step `step` that lie within rows of `cols` elements, and zeros. Not inlined: such rows are rare.
-template <int kFormat>
-static FL_RARE void stage_fetch_tail(unsigned char* stage, const TileRows& rows, int step, int cols) {
-  using S = Step<kFormat>;
-  int lane = lane_idx();
-  for (int i = 0; i < 4; ++i) {
-    int64_t at = (int64_t)step * kStepBytes + (i % 2 * 4 + lane % 4) * kUnitBytes;
-    copy_tail(stage + (i * kWarp + lane) * kUnitBytes, rows.codes[i / 2] + at, code_row_bytes(kFormat, cols) - at, kUnitBytes);
+// A block sends steps `step` .. of some rows of a stack's matrix of `rows` rows and `cols` columns on their way to `stage`;
+// `row(r)` is the matrix's row that becomes row r. A commit must follow.
+template <int kFormat, class S, int kThreads, class Row>
+FL_DEVICE void stage_fetch(unsigned char* stage, const Weight& w, int64_t stack, int rows, int cols, int step, Row row) {
+  using F = Step<kFormat>;
+  constexpr bool kBlocks = kFormat == kWeightFp8Block;
+  // Threads of a row, and the units that each of them copies.
+  constexpr int kAcross = kThreads / S::kRows, kEach = S::kWide * kStepBytes / kUnitBytes / kAcross;
+  static_assert(kAcross >= S::kWide && kEach > 0, "a row's threads share it evenly, and its scales");
+  int code_bytes = (int)code_row_bytes(kFormat, cols), scale_bytes = (int)scale_row_bytes(kFormat, cols);
+  const uint8_t* codes = (const uint8_t*)w.codes + stack * rows * code_bytes;
+  const uint8_t* scales = (const uint8_t*)w.scales + stack * (kBlocks ? (rows + 127) / 128 : rows) * scale_bytes;
+  auto scale_row = [=](int r) { return scales + (int64_t)(kBlocks ? r / 128 : r) * scale_bytes; };
+  if (cols % F::kElements != 0) {
+#pragma unroll 1
+    for (int r = 0; r < S::kRows; ++r) {
+      const uint8_t* from = codes + (int64_t)row(r) * code_bytes;
+      stage_fetch_row_tail<kFormat, S, kThreads>(stage, from, scale_row(row(r)), r, step, cols);
+    }
+    return;
   }
-  if (lane >= kTileRows) return;
-  int64_t at = (int64_t)step * S::kScaleBytes;
-  copy_tail(stage + kStageCodes + lane * S::kScaleBytes, rows.scales + at, scale_row_bytes(kFormat, cols) - at, S::kScaleBytes);
-}
-
-// Sends step `step` of a tile on its way to `stage`. A commit must follow.
-template <int kFormat>
-FL_DEVICE void stage_fetch(unsigned char* stage, const TileRows& rows, int step, int cols) {
-  using S = Step<kFormat>;
-  int lane = lane_idx();
-  if (cols % S::kElements != 0) return stage_fetch_tail<kFormat>(stage, rows, step, cols);
-  unsigned char* to = stage + lane * kUnitBytes;
-  int64_t at = (int64_t)step * kStepBytes + lane % 4 * kUnitBytes;
+  int r = threadIdx.x / kAcross, within = threadIdx.x % kAcross, own = row(r);
+  int at = step * kStepBytes + within * kUnitBytes;
+  const uint8_t* from = codes + (int64_t)own * code_bytes + at;
+  unsigned char* to = stage + r * S::kCodePitch + within * kUnitBytes;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    copy_async<kUnitBytes>(to + i * kWarp * kUnitBytes, rows.codes[i / 2] + at + i % 2 * 4 * kUnitBytes);
+  for (int n = 0; n < kEach; ++n) {
+    constexpr int kApart = kAcross * kUnitBytes;
+    if (at + n * kApart < code_bytes) copy_async<16>(to + n * kApart, from + n * kApart);
   }
-  if constexpr (S::kScaleBytes > 0) {
-    if (lane >= kTileRows) return;
-    copy_async<S::kScaleBytes>(stage + kStageCodes + lane * S::kScaleBytes, rows.scales + (int64_t)step * S::kScaleBytes);
-  }
-}
-
-// The unit `half` (0 or 1) of tile row g + 8 * which of this lane.
-FL_DEVICE uint4 stage_unit(const unsigned char* stage, int which, int half) {
-  return *(const uint4*)(stage + ((2 * which + half) * kWarp + lane_idx()) * kUnitBytes);
+  if (F::kScaleBytes == 0 || within >= S::kWide || (step + within) * F::kElements >= cols) return;
+  unsigned char* to_scales = stage + S::kScales + r * S::kScalePitch + within * F::kScaleBytes;
+  copy_async<F::kScaleBytes>(to_scales, scale_row(own) + (step + within) * F::kScaleBytes);
 }

@@ -67,18 +67,37 @@ struct Activations {
   }
 };
 
-// The scales of one tile row of a stage, as pairs of equal bf16: for the first and the second half of unit `half`.
-template <int kFormat>
-FL_DEVICE void unit_scales(const unsigned char* stage, int row, int half, uint32_t (&pair)[2]) {
-  const unsigned char* scales = stage + kStageCodes + row * Step<kFormat>::kScaleBytes;
-  int unit = half * 4 + lane_idx() % 4;
-  if constexpr (kFormat == kWeightNvfp4) {
-    uint32_t codes = *(const uint16_t*)(scales + 2 * unit);
-    pair[0] = nvfp4_scale_pair(codes & 0xffu), pair[1] = nvfp4_scale_pair(codes >> 8);
-  } else if constexpr (kFormat == kWeightMxfp4) {
-    pair[0] = pair[1] = ue8m0_scale_pair(scales[unit]);
+// One step of one tile of a stage, as its lanes see it.
+template <int kFormat, class S>
+struct TileStep {
+  const unsigned char* codes;
+  const unsigned char* scales;
+
+  FL_DEVICE TileStep(const unsigned char* stage, int tile, int in_stage) {
+    codes = stage + tile * kTileRows * S::kCodePitch + in_stage * kStepBytes;
+    scales = stage + S::kScales + tile * kTileRows * S::kScalePitch + in_stage * Step<kFormat>::kScaleBytes;
   }
-}
+
+  // The unit `half` (0 or 1) of this lane's in a row.
+  FL_DEVICE uint4 unit(int row, int half) const {
+    return *(const uint4*)(codes + row * S::kCodePitch + (half * 4 + lane_idx() % 4) * kUnitBytes);
+  }
+
+  // The row's scale in the fp8 format.
+  FL_DEVICE float block_scale(int row) const { return *(const float*)(scales + row * S::kScalePitch); }
+
+  // The scales of such a unit as pairs of equal bf16, of its first and its second half.
+  FL_DEVICE void unit_scales(int row, int half, uint32_t (&pair)[2]) const {
+    const unsigned char* of_row = scales + row * S::kScalePitch;
+    int unit = half * 4 + lane_idx() % 4;
+    if constexpr (kFormat == kWeightNvfp4) {
+      uint32_t codes = *(const uint16_t*)(of_row + 2 * unit);
+      pair[0] = nvfp4_scale_pair(codes & 0xffu), pair[1] = nvfp4_scale_pair(codes >> 8);
+    } else if constexpr (kFormat == kWeightMxfp4) {
+      pair[0] = pair[1] = ue8m0_scale_pair(of_row[unit]);
+    }
+  }
+};
 
 // A unit's codes to pairs of bf16.
 template <int kFormat>
@@ -104,13 +123,67 @@ FL_DEVICE void expand_unit(const uint4& unit, const uint32_t (&scale)[2], uint32
   }
 }
 
-// One step of `kHigh` tiles of weights, whose stages lie one after another: acc += stages x activations. `x[n]` is this
-// lane's activation row (column g of tile n), null for none.
-template <int kFormat, int kHigh, int kTiles>
-FL_DEVICE void multiply_stages(float (&acc)[kHigh][kTiles][4], const unsigned char* stage,
-                               const uint16_t* const (&x)[kTiles], int step, int cols) {
-  using S = Step<kFormat>;
+// A unit of both rows of this lane's, expanded.
+template <int kFormat, class S>
+FL_DEVICE void expand_rows(const TileStep<kFormat, S>& tile, int half, uint32_t (&left)[2][Step<kFormat>::kUnit / 2]) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    int row = lane_idx() / 4 + 8 * i;
+    uint32_t scale[2] = {0, 0};
+    tile.unit_scales(row, half, scale);
+    expand_unit<kFormat>(tile.unit(row, half), scale, left[i]);
+  }
+}
+
+template <int kFormat>
+FL_DEVICE void multiply_unit(float (&sum)[4], const uint32_t (&left)[2][Step<kFormat>::kUnit / 2],
+                             const Activations<kFormat>& b, int k) {
+  uint32_t a[4] = {left[0][k], left[1][k], left[0][k + 1], left[1][k + 1]};
+  uint32_t right[2] = {b.words[k], b.words[k + 1]};
+  mma_16x8x16(sum, a, right);
+}
+
+// A step's activations of one tile of 8 rows.
+template <int kFormat>
+struct StepActivations {
+  Activations<kFormat> halves[2];
+
+  FL_DEVICE void load(const uint16_t* row, int step, int cols) {
+    using F = Step<kFormat>;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      halves[half].load(row, step * F::kElements + (half * 4 + lane_idx() % 4) * F::kUnit, cols);
+    }
+  }
+};
+
+// A warp: acc += weights x activations, for one tile and step of a stage.
+template <int kFormat, class S>
+FL_DEVICE void multiply_tile(float (&acc)[4], const TileStep<kFormat, S>& tile, const StepActivations<kFormat>& b) {
   constexpr bool kScaled = kFormat == kWeightFp8Block;
+  float part[4] = {kScaled ? 0.0f : acc[0], kScaled ? 0.0f : acc[1], kScaled ? 0.0f : acc[2], kScaled ? 0.0f : acc[3]};
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    uint32_t left[2][Step<kFormat>::kUnit / 2];
+    expand_rows(tile, half, left);
+#pragma unroll
+    for (int k = 0; k < Step<kFormat>::kUnit / 2; k += 2) multiply_unit<kFormat>(part, left, b.halves[half], k);
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    acc[i] = kScaled ? fmaf(tile.block_scale(lane_idx() / 4 + i / 2 * 8), part[i], acc[i]) : part[i];
+  }
+}
+
+// The same for `kHigh` tiles from `first_tile` on by `kTiles` tiles of activations: step `step`, which is step `in_stage` of
+// the stage. `x(n)` is this lane's activation row (column g of tile n), null for none.
+template <int kFormat, class S, int kHigh, int kTiles, class Row>
+FL_DEVICE void multiply_tiles(float (&acc)[kHigh][kTiles][4], const unsigned char* stage, int first_tile, int in_stage, Row x,
+                              int step, int cols) {
+  using F = Step<kFormat>;
+  constexpr bool kScaled = kFormat == kWeightFp8Block;
+  // Activations of so many tiles are in registers at a time.
+  constexpr int kGroup = kTiles > 4 ? 2 : kTiles;
   int g = lane_idx() / 4, q = lane_idx() % 4;
   float part[kHigh][kTiles][4];
 #pragma unroll
@@ -120,36 +193,32 @@ FL_DEVICE void multiply_stages(float (&acc)[kHigh][kTiles][4], const unsigned ch
   }
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    Activations<kFormat> b[kTiles];
+    int at = step * F::kElements + (half * 4 + q) * F::kUnit;
+    uint32_t left[kHigh][2][F::kUnit / 2];
 #pragma unroll
-    for (int n = 0; n < kTiles; ++n) b[n].load(x[n], step * S::kElements + (half * 4 + q) * S::kUnit, cols);
+    for (int m = 0; m < kHigh; ++m) expand_rows(TileStep<kFormat, S>(stage, first_tile + m, in_stage), half, left[m]);
 #pragma unroll
-    for (int m = 0; m < kHigh; ++m) {
-      uint32_t left[2][S::kUnit / 2];
+    for (int first = 0; first < kTiles; first += kGroup) {
+      Activations<kFormat> b[kGroup];
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        uint32_t scale[2] = {0, 0};
-        unit_scales<kFormat>(stage + m * kStageBytes, g + 8 * i, half, scale);
-        expand_unit<kFormat>(stage_unit(stage + m * kStageBytes, i, half), scale, left[i]);
-      }
+      for (int n = 0; n < kGroup; ++n) b[n].load(x(first + n), at, cols);
 #pragma unroll
-      for (int k = 0; k < S::kUnit / 2; k += 2) {
-        uint32_t a[4] = {left[0][k], left[1][k], left[0][k + 1], left[1][k + 1]};
+      for (int k = 0; k < F::kUnit / 2; k += 2) {
 #pragma unroll
-        for (int n = 0; n < kTiles; ++n) {
-          uint32_t right[2] = {b[n].words[k], b[n].words[k + 1]};
-          mma_16x8x16(part[m][n], a, right);
+        for (int m = 0; m < kHigh; ++m) {
+#pragma unroll
+          for (int n = 0; n < kGroup; ++n) multiply_unit<kFormat>(part[m][first + n], left[m], b[n], k);
         }
       }
     }
   }
 #pragma unroll
   for (int m = 0; m < kHigh; ++m) {
-    const float* scales = (const float*)(stage + m * kStageBytes + kStageCodes);
+    TileStep<kFormat, S> tile(stage, first_tile + m, in_stage);
 #pragma unroll
     for (int i = 0; i < 4 * kTiles; ++i) {
       float sum = part[m][i / 4][i % 4], &to = acc[m][i / 4][i % 4];
-      to = kScaled ? fmaf(scales[g + i % 4 / 2 * 8], sum, to) : sum;
+      to = kScaled ? fmaf(tile.block_scale(g + i % 4 / 2 * 8), sum, to) : sum;
     }
   }
 }

@@ -9,8 +9,8 @@ use crate::ops::{Dtype, ExpertsDown, ExpertsUp};
 const MAX_EXPERTS: usize = 1024;
 /// So that a block's pairs fit 16 bits many times over.
 const MAX_CHOSEN: usize = 16;
-/// A unit of work: output columns of `experts_up` and of `experts_down`, and the pairs of an item.
-const UP_COLUMNS: usize = 16;
+/// Output columns of a tile of `experts_up` and of `experts_down`, and the pairs of an item.
+const UP_COLUMNS: usize = 8;
 const DOWN_COLUMNS: usize = 16;
 const ITEM_PAIRS: usize = 8;
 /// Tokens that one block serves.
@@ -19,9 +19,13 @@ const DOWN_TOKENS: usize = 64;
 /// Blocks that a multiprocessor holds at once.
 const RESIDENT: usize = 2;
 const WARPS: usize = 8;
-/// Bytes of dynamic shared memory: the ring of weights, two sets of partial sums, and what an item and a pair take.
-const RING: usize = WARPS * 4 * 2304;
-const UP_SUMS: usize = 2 * WARPS * 2 * 8 * 17 * 4;
+/// Bytes of dynamic shared memory: the tables of experts, the rings of weights, two sets of partial sums, and what an item and a pair take.
+const STAGE: usize = 16 * (8 * 128 + 64 + 8 * 16 + 16);
+const ROUTES: usize = 4240;
+const UP_TABLES: usize = ROUTES + WARPS * ITEM_PAIRS * 2;
+const UP_RING: usize = 4 * STAGE;
+const DOWN_RING: usize = 3 * STAGE;
+const UP_SUMS: usize = 2 * WARPS * 8 * 17 * 4;
 const ITEM: usize = 8;
 const UP_PAIR: usize = 2;
 const DOWN_PAIR: usize = 4;
@@ -64,7 +68,7 @@ pub(super) fn up(op: &ExpertsUp, b: &Bound<'_>) -> Result<Launch, CudaError> {
     };
     // At least one block, which zeroes what no expert writes.
     let blocks = (RESIDENT * b.all.multiprocessors).min(items * op.width.div_ceil(UP_COLUMNS)).max(1);
-    let shared = RING + UP_SUMS + ITEM * items + UP_PAIR * pairs;
+    let shared = UP_TABLES + UP_RING + UP_SUMS + ITEM * items + UP_PAIR * pairs;
     Ok(Launch::new(Kernel::ExpertsUp, [blocks, rows.div_ceil(UP_TOKENS), 1], 256, shared, &params))
 }
 
@@ -88,6 +92,6 @@ pub(super) fn down(op: &ExpertsDown, b: &Bound<'_>) -> Result<Launch, CudaError>
     };
     let grid = [op.hidden.div_ceil(DOWN_COLUMNS), rows.div_ceil(DOWN_TOKENS), 1];
     let sums = WARPS * tokens * DOWN_COLUMNS * 4;
-    let shared = RING + sums + ITEM * items + DOWN_PAIR * tokens * op.k;
+    let shared = ROUTES + DOWN_RING + sums + ITEM * items + DOWN_PAIR * tokens * op.k;
     Ok(Launch::new(Kernel::ExpertsDown, grid, 256, shared, &params))
 }
