@@ -2,13 +2,14 @@
 // denominator, the inverse rotation in the epilogue; one launch.
 //
 // Bytes: 584 (fp8) or 1,024 (bf16) a row and 128 KiB of query and output a token with 64 heads; 640 rows: 0.5 MB a token.
-// Notes: (1) a cluster of blocks owns 16 or 32 heads of a token and shares out its rows in tiles of 64, window first, compressed
-// rows after, each block a run of tiles; the cut depends on the token's own rows alone; (2) a tile is expanded once to bf16
-// in shared memory (fp8 by integer moves and exact multiplications) and serves as key and as value; (3) scores: a warp
-// owns 8 rows (or 16 and half of the heads); output: a warp owns 64 dims; weights are rounded to bf16 for the second product, the
-// denominator adds them unrounded; (4) the blocks' sums stay in their shared memory and are merged from there, in block order;
-// (5) rows are found through page tables with every id and index checked, two tiles ahead; what is masked keeps its
-// place, with weight zero.
+// Notes: (1) a token's rows, window first, compressed rows after, are taken in tiles of 64, and the tiles cut into 5 or 8
+// parts by their number alone; each part is summed from zero and folded into those before; (2) for few tokens a cluster of
+// blocks shares out the parts of 16 heads, keeps their sums in its shared memory and folds them from there (`attention_5`,
+// `attention_8`); for many a block takes the parts one after another (`attention_alone`): the same bits; (3) a tile is
+// expanded once to bf16 in shared memory (fp8 by integer moves and exact multiplications) and serves as key and as value;
+// (4) scores: a warp owns 8 rows; output: a warp owns 64 dims; weights are rounded to bf16 for the second product, the
+// denominator adds them unrounded; (5) rows are found through page tables with every id and index checked, two tiles ahead;
+// what is masked keeps its place, with weight zero.
 #include "attention.h"
 
 #include "common/cluster.h"
@@ -22,6 +23,7 @@
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarp;
+constexpr int kHeads = 16;
 constexpr int kTile = 64;
 // Rows 4 banks apart, so that eight of them are read without conflict.
 constexpr int kPitch = kHeadDim + 8;
@@ -51,10 +53,8 @@ struct RowList {
   }
 };
 
-// kGroups times 16 heads. The sums at the end lie where the rows lay.
-template <int kGroups>
+// The sums at the end lie where the rows lay.
 struct Shared {
-  static constexpr int kHeads = 16 * kGroups;
   union {
     uint16_t rows[kTile * kPitch];
     float out[kHeads * kPitch];
@@ -87,8 +87,7 @@ FL_DEVICE const uint8_t* find_row(const AttentionParams& p, const RowList& list,
 }
 
 // Finds the rows of a tile, one a thread of `threads` whose slot is not negative.
-template <class S>
-FL_DEVICE void find_rows(const AttentionParams& p, int64_t t, int tile, int slot, S& s) {
+FL_DEVICE void find_rows(const AttentionParams& p, int64_t t, int tile, int slot, Shared& s) {
   if (slot < 0 || slot >= kTile) return;
   s.data[tile % kAhead][slot] = find_row(p, s.list, t, tile * kTile + slot, s.scale_data[tile % kAhead][slot]);
 }
@@ -118,13 +117,11 @@ FL_DEVICE int thread_again() {
 #endif
 }
 
-// Rows of a tile into shared memory; masked ones as zeros, so that weight zero gives zero. All loads of a thread are under
-// way at once, and meanwhile some threads find the rows of the tile after the next.
-template <int kGroups>
-FL_DEVICE void load_fp8(const AttentionParams& p, int64_t t, int tile, int last, Shared<kGroups>& s) {
+// Rows of a tile into shared memory; masked ones as zeros, so that weight zero gives zero. Meanwhile some
+// threads find the rows of the tile after the next.
+template <int kBatch>
+FL_DEVICE void load_fp8(const AttentionParams& p, int64_t t, int tile, int last, Shared& s) {
   constexpr int kCodes = kNopeDim / 16, kUnits = kKvData / 16, kEach = kTile * kUnits / kThreads;
-  // As many at once as there are registers for.
-  constexpr int kBatch = kGroups == 1 ? kEach : 5;
   static_assert(kTile * kUnits % kThreads == 0, "every thread has as many units");
   uint4 raw[kBatch];
   int thread = thread_again();
@@ -166,8 +163,7 @@ FL_DEVICE void load_fp8(const AttentionParams& p, int64_t t, int tile, int last,
   for (int first = kBatch; first < kEach; first += kBatch) load(first), expand(first);
 }
 
-template <class S>
-FL_DEVICE void load_bf16(const AttentionParams& p, int64_t t, int tile, int last, S& s) {
+FL_DEVICE void load_bf16(const AttentionParams& p, int64_t t, int tile, int last, Shared& s) {
   constexpr int kUnits = kHeadDim / 8;
   for (int i = threadIdx.x; i < kTile * kUnits; i += kThreads) {
     const uint8_t* data = s.data[tile % kAhead][i / kUnits];
@@ -183,50 +179,40 @@ FL_DEVICE void load_bf16(const AttentionParams& p, int64_t t, int tile, int last
   copies_wait<0>();
 }
 
-// A warp: the scores of its rows with its heads. Four sums a score, added in a fixed order.
-template <int kGroups>
-FL_DEVICE void score_tile(const AttentionParams& p, int tile, Shared<kGroups>& s) {
-  int lane = lane_idx(), g = lane / 4, q = lane % 4;
-  int group = warp_idx() % kGroups, first = warp_idx() / kGroups * 8 * kGroups;
-  float acc[kGroups][4][4] = {};
+// A warp: the scores of its eight rows with all heads. Four sums a score, added in a fixed order.
+FL_DEVICE void score_tile(const AttentionParams& p, int tile, Shared& s) {
+  int lane = lane_idx(), g = lane / 4, q = lane % 4, first = warp_idx() * 8;
+  float acc[4][4] = {};
   // Matrices of A: rows 0-7 and 8-15 at low columns, then at high ones; of B: columns in four runs of eight.
-  const uint16_t* a_row = s.query + (group * 16 + lane % 16) * kPitch + lane / 16 * 8;
+  const uint16_t* a_row = s.query + (lane % 16) * kPitch + lane / 16 * 8;
   const uint16_t* b_row = s.rows + (first + lane % 8) * kPitch + lane / 8 * 8;
-#pragma unroll 2
+#pragma unroll 4
   for (int d = 0; d < kHeadDim; d += 64) {
 #pragma unroll
     for (int part = 0; part < 2; ++part) {
-      uint32_t low[4], high[4];
+      uint32_t low[4], high[4], b[4];
       load_matrices<false>(low, a_row + d + 32 * part);
       load_matrices<false>(high, a_row + d + 32 * part + 16);
-#pragma unroll
-      for (int n = 0; n < kGroups; ++n) {
-        uint32_t b[4];
-        load_matrices<false>(b, b_row + n * 8 * kPitch + d + 32 * part);
-        uint32_t b0[2] = {b[0], b[1]}, b1[2] = {b[2], b[3]};
-        mma_16x8x16(acc[n][2 * part], low, b0);
-        mma_16x8x16(acc[n][2 * part + 1], high, b1);
-      }
+      load_matrices<false>(b, b_row + d + 32 * part);
+      uint32_t b0[2] = {b[0], b[1]}, b1[2] = {b[2], b[3]};
+      mma_16x8x16(acc[2 * part], low, b0);
+      mma_16x8x16(acc[2 * part + 1], high, b1);
     }
   }
 #pragma unroll
-  for (int n = 0; n < kGroups; ++n) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      int head = group * 16 + g + i / 2 * 8, row = first + n * 8 + 2 * q + i % 2;
-      float sum = (acc[n][0][i] + acc[n][1][i]) + (acc[n][2][i] + acc[n][3][i]);
-      s.scores[head * kScorePitch + row] = s.data[tile % kAhead][row] != nullptr ? sum * p.scale : kMasked;
-    }
+  for (int i = 0; i < 4; ++i) {
+    int head = g + i / 2 * 8, row = first + 2 * q + i % 2;
+    float sum = (acc[0][i] + acc[1][i]) + (acc[2][i] + acc[3][i]);
+    s.scores[head * kScorePitch + row] = s.data[tile % kAhead][row] != nullptr ? sum * p.scale : kMasked;
   }
 }
 
-// A warp: the weights of its heads, and how much the sums so far shrink.
-template <int kGroups>
-FL_DEVICE void weigh_tile(Shared<kGroups>& s) {
+// A warp: the weights of two heads, and how much the sums so far shrink.
+FL_DEVICE void weigh_tile(Shared& s) {
   int lane = lane_idx();
 #pragma unroll
-  for (int i = 0; i < 2 * kGroups; ++i) {
-    int head = 2 * kGroups * warp_idx() + i;
+  for (int i = 0; i < 2; ++i) {
+    int head = 2 * warp_idx() + i;
     float a = s.scores[head * kScorePitch + lane], b = s.scores[head * kScorePitch + lane + kWarp];
     // fmaxf would pass over a NaN; the exponential below keeps it.
     float before = s.largest[head], largest = fmaxf(before, warp_max(fmaxf(a, b)));
@@ -246,87 +232,88 @@ FL_DEVICE void weigh_tile(Shared<kGroups>& s) {
 }
 
 // A warp: acc = acc * rescale + weights x rows over its 64 dims.
-template <int kGroups>
-FL_DEVICE void add_tile(float (&acc)[kGroups][8][4], const Shared<kGroups>& s) {
+FL_DEVICE void add_tile(float (&acc)[8][4], const Shared& s) {
   int lane = lane_idx(), g = lane / 4, base = warp_idx() * kWarpDims;
   const uint16_t* weights = (const uint16_t*)s.scores;
+  float low = s.rescale[g], high = s.rescale[g + 8];
 #pragma unroll
-  for (int m = 0; m < kGroups; ++m) {
-    float low = s.rescale[16 * m + g], high = s.rescale[16 * m + g + 8];
-#pragma unroll
-    for (int n = 0; n < 8; ++n) acc[m][n][0] *= low, acc[m][n][1] *= low, acc[m][n][2] *= high, acc[m][n][3] *= high;
-  }
+  for (int n = 0; n < 8; ++n) acc[n][0] *= low, acc[n][1] *= low, acc[n][2] *= high, acc[n][3] *= high;
 #pragma unroll
   for (int k = 0; k < kTile; k += 16) {
-    uint32_t a[kGroups][4];
-#pragma unroll
-    for (int m = 0; m < kGroups; ++m) {
-      load_matrices<false>(a[m], weights + (16 * m + lane % 16) * kWeightPitch + k + lane / 16 * 8);
-    }
+    uint32_t a[4];
+    load_matrices<false>(a, weights + (lane % 16) * kWeightPitch + k + lane / 16 * 8);
 #pragma unroll
     for (int n = 0; n < 8; n += 2) {
       uint32_t b[4];
       load_matrices<true>(b, s.rows + (k + lane % 16) * kPitch + base + n * 8 + lane / 16 * 8);
       uint32_t b0[2] = {b[0], b[1]}, b1[2] = {b[2], b[3]};
-#pragma unroll
-      for (int m = 0; m < kGroups; ++m) {
-        mma_16x8x16(acc[m][n], a[m], b0);
-        mma_16x8x16(acc[m][n + 1], a[m], b1);
-      }
+      mma_16x8x16(acc[n], a, b0);
+      mma_16x8x16(acc[n + 1], a, b1);
     }
   }
 }
 
-template <int kGroups>
-FL_DEVICE void spill_sums(const float (&acc)[kGroups][8][4], Shared<kGroups>& s) {
+FL_DEVICE void spill_sums(const float (&acc)[8][4], Shared& s) {
   int lane = lane_idx(), g = lane / 4, q = lane % 4, base = warp_idx() * kWarpDims;
 #pragma unroll
-  for (int m = 0; m < kGroups; ++m) {
-#pragma unroll
-    for (int n = 0; n < 8; ++n) {
-      float* to = s.out + (16 * m + g) * kPitch + base + n * 8 + 2 * q;
-      *(float2*)to = float2{acc[m][n][0], acc[m][n][1]};
-      *(float2*)(to + 8 * kPitch) = float2{acc[m][n][2], acc[m][n][3]};
-    }
+  for (int n = 0; n < 8; ++n) {
+    float* to = s.out + g * kPitch + base + n * 8 + 2 * q;
+    *(float2*)to = float2{acc[n][0], acc[n][1]};
+    *(float2*)(to + 8 * kPitch) = float2{acc[n][2], acc[n][3]};
   }
 }
 
-// The blocks' sums merged in block order, divided by the denominator, the last 64 dims turned back: four dims a thread, the
-// heads' dims shared out over the cluster.
-template <int kGroups, int kBlocks>
-FL_DEVICE void merge(const AttentionParams& p, const Shared<kGroups>& s, int64_t t, int first_head, int position) {
+// Two parts of the rows as one: sums at `largest` and a later part's at `other`.
+struct Fold {
+  float largest, keep, add;
+
+  FL_DEVICE Fold(float first, float other) {
+    largest = fmaxf(first, other);
+    keep = expf(first - largest), add = expf(other - largest);
+  }
+  FL_DEVICE float sum(float first, float other) const { return fmaf(add, other, first * keep); }
+};
+
+// Divided by the denominator, the last 64 dims turned back, and stored: `kCount` neighbouring dims of a head.
+template <int kCount>
+FL_DEVICE void store_dims(const AttentionParams& p, float (&v)[kCount], float sum, int64_t t, int head, int dim, int position) {
+  float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
+#pragma unroll
+  for (int n = 0; n < kCount; ++n) v[n] *= inverse;
+  if (dim >= kNopeDim && position >= 0) rotate_pairs(v, p.rope, position, p.max_positions, (dim - kNopeDim) / 2, -1.0f);
+  uint32_t* out = (uint32_t*)(p.out + (t * p.heads + head) * kHeadDim + dim);
+#pragma unroll
+  for (int n = 0; n < kCount / 2; ++n) out[n] = pack_bf16(v[2 * n], v[2 * n + 1]);
+}
+
+// The blocks' sums folded in block order: four dims a thread, the heads' dims shared out over the cluster.
+template <int kBlocks>
+FL_DEVICE void merge(const AttentionParams& p, const Shared& s, int64_t t, int first_head, int position) {
   constexpr int kQuads = kHeadDim / 4;
-  for (int i = cluster_rank() * kThreads + threadIdx.x; i < 16 * kGroups * kQuads; i += kBlocks * kThreads) {
+  for (int i = cluster_rank() * kThreads + threadIdx.x; i < kHeads * kQuads; i += kBlocks * kThreads) {
     int head = i / kQuads, dim = i % kQuads * 4;
     if (first_head + head >= p.heads) continue;
-    float larges[kBlocks], largest = -INFINITY, sum = 0.0f, v[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    float largest[kBlocks], sums[kBlocks];
+    float4 parts[kBlocks];
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
-      larges[b] = *cluster_peer(&s.largest[head], b);
-      largest = fmaxf(largest, larges[b]);
+      largest[b] = *cluster_peer(&s.largest[head], b), sums[b] = *cluster_peer(&s.sum[head], b);
+      parts[b] = *(const float4*)cluster_peer(s.out + head * kPitch + dim, b);
     }
+    float v[4] = {parts[0].x, parts[0].y, parts[0].z, parts[0].w};
 #pragma unroll
-    for (int b = 0; b < kBlocks; ++b) {
-      float keep = expf(larges[b] - largest);
-      float4 part = *(const float4*)cluster_peer(s.out + head * kPitch + dim, b);
-      sum = fmaf(keep, *cluster_peer(&s.sum[head], b), sum);
-      v[0] = fmaf(keep, part.x, v[0]), v[1] = fmaf(keep, part.y, v[1]);
-      v[2] = fmaf(keep, part.z, v[2]), v[3] = fmaf(keep, part.w, v[3]);
+    for (int b = 1; b < kBlocks; ++b) {
+      Fold fold(largest[0], largest[b]);
+      largest[0] = fold.largest, sums[0] = fold.sum(sums[0], sums[b]);
+      v[0] = fold.sum(v[0], parts[b].x), v[1] = fold.sum(v[1], parts[b].y);
+      v[2] = fold.sum(v[2], parts[b].z), v[3] = fold.sum(v[3], parts[b].w);
     }
-    float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
-#pragma unroll
-    for (int n = 0; n < 4; ++n) v[n] *= inverse;
-    if (dim >= kNopeDim && position >= 0) rotate_pairs(v, p.rope, position, p.max_positions, (dim - kNopeDim) / 2, -1.0f);
-    uint2* out = (uint2*)(p.out + (t * p.heads + first_head + head) * kHeadDim + dim);
-    *out = uint2{pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3])};
+    store_dims(p, v, sums[0], t, first_head + head, dim, position);
   }
 }
 
-template <int kGroups, int kBlocks>
-FL_DEVICE void attention_body(const AttentionParams& p, Shared<kGroups>& s) {
-  constexpr int kHeads = 16 * kGroups;
-  int64_t t = blockIdx.z;
-  int first_head = blockIdx.y * kHeads, rank = cluster_rank();
+// The queries of a block's heads on their way to shared memory.
+FL_DEVICE void fetch_queries(const AttentionParams& p, int64_t t, int first_head, Shared& s) {
   for (int i = threadIdx.x; i < kHeads * kHeadDim / 8; i += kThreads) {
     int head = i / (kHeadDim / 8), unit = i % (kHeadDim / 8);
     uint16_t* to = s.query + head * kPitch + 8 * unit;
@@ -337,66 +324,123 @@ FL_DEVICE void attention_body(const AttentionParams& p, Shared<kGroups>& s) {
     }
   }
   copies_commit();
-  int position = p.position[t];
-  RowList list(p, position);
-  if (threadIdx.x == 0) s.list = list;
-  __syncthreads();
-  int tiles = (list.window + list.compressed + kTile - 1) / kTile, each = (tiles + kBlocks - 1) / kBlocks;
-  int tile = rank * each, last = min(tiles, tile + each);
-  if (tile < last) find_rows(p, t, tile + (int)threadIdx.x / kTile, (int)threadIdx.x < 2 * kTile ? (int)threadIdx.x % kTile : -1, s);
+}
+
+// The sums of one part of the rows, tiles tile .. last - 1, to acc, s.largest and s.sum; `kBatch` loads of a thread are under way
+// at once, as many as there are registers for.
+template <int kBatch>
+FL_DEVICE void attend_part(const AttentionParams& p, int64_t t, int first_head, int part, int tile, int last, float (&acc)[8][4],
+                           Shared& s) {
+  if (tile < last && threadIdx.x < 2 * kTile) find_rows(p, t, tile + (int)threadIdx.x / kTile, (int)threadIdx.x % kTile, s);
   if (threadIdx.x < kHeads) {
     int head = first_head + threadIdx.x;
-    // The sink counts once, in the first block. One of -inf adds nothing; the floor keeps the differences below finite.
-    float sink = rank == 0 && head < p.heads ? p.sink[head] : -INFINITY;
+    // The sink counts once, in the first part. One of -inf adds nothing; the floor keeps the differences below finite.
+    float sink = part == 0 && head < p.heads ? p.sink[head] : -INFINITY;
     s.largest[threadIdx.x] = fmaxf(sink, -1e30f);
     s.sum[threadIdx.x] = expf(sink - s.largest[threadIdx.x]);
   }
+#pragma unroll
+  for (int i = 0; i < 32; ++i) acc[i / 4][i % 4] = 0.0f;
   copies_wait<0>();
   __syncthreads();
-  float acc[kGroups][8][4] = {};
+#pragma unroll 1
   for (; tile < last; ++tile) {
     if (p.format == kKvFp8) {
-      load_fp8(p, t, tile, last, s);
+      load_fp8<kBatch>(p, t, tile, last, s);
     } else {
       load_bf16(p, t, tile, last, s);
     }
     __syncthreads();
-    score_tile<kGroups>(p, tile, s);
+    score_tile(p, tile, s);
     __syncthreads();
-    weigh_tile<kGroups>(s);
+    weigh_tile(s);
     __syncthreads();
-    add_tile<kGroups>(acc, s);
+    add_tile(acc, s);
     __syncthreads();
   }
-  spill_sums<kGroups>(acc, s);
+}
+
+// How a token's tiles are cut into parts: by their number alone.
+FL_DEVICE int tiles_of_part(const RowList& list, int parts, int& tiles) {
+  tiles = (list.window + list.compressed + kTile - 1) / kTile;
+  return (tiles + parts - 1) / parts;
+}
+
+// A cluster shares out the parts of a token's rows.
+template <int kBlocks>
+FL_DEVICE void attend_shared(const AttentionParams& p, Shared& s) {
+  int64_t t = blockIdx.z;
+  int first_head = blockIdx.y * kHeads, rank = cluster_rank(), tiles;
+  fetch_queries(p, t, first_head, s);
+  int position = p.position[t];
+  RowList list(p, position);
+  int each = tiles_of_part(list, kBlocks, tiles);
+  if (threadIdx.x == 0) s.list = list;
+  __syncthreads();
+  float acc[8][4];
+  attend_part<9>(p, t, first_head, rank, rank * each, min(tiles, rank * each + each), acc, s);
+  spill_sums(acc, s);
   cluster_sync();
-  merge<kGroups, kBlocks>(p, s, t, first_head, position);
+  merge<kBlocks>(p, s, t, first_head, position);
   cluster_sync();
+}
+
+// A block takes the parts one after another, with the same sums.
+FL_DEVICE void attend_alone(const AttentionParams& p, int parts, Shared& s) {
+  int64_t t = blockIdx.y;
+  int first_head = blockIdx.x * kHeads, lane = lane_idx(), g = lane / 4, tiles;
+  fetch_queries(p, t, first_head, s);
+  int position = p.position[t];
+  RowList list(p, position);
+  int each = tiles_of_part(list, parts, tiles);
+  if (threadIdx.x == 0) s.list = list;
+  __syncthreads();
+  float acc[8][4], sums[8][4] = {}, largest[2], total[2];
+#pragma unroll 1
+  for (int part = 0; part < parts; ++part) {
+    attend_part<3>(p, t, first_head, part, part * each, min(tiles, part * each + each), acc, s);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float other = s.largest[g + 8 * half], sum = s.sum[g + 8 * half];
+      Fold fold(part == 0 ? other : largest[half], other);
+#pragma unroll
+      for (int i = 0; i < 16; ++i) {
+        float &to = sums[i / 2][2 * half + i % 2], from = acc[i / 2][2 * half + i % 2];
+        to = part == 0 ? from : fold.sum(to, from);
+      }
+      total[half] = part == 0 ? sum : fold.sum(total[half], sum);
+      largest[half] = fold.largest;
+    }
+    __syncthreads();
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    int head = first_head + g + 8 * half;
+    if (head >= p.heads) continue;
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      float v[2] = {sums[n][2 * half], sums[n][2 * half + 1]};
+      store_dims(p, v, total[half], t, head, warp_idx() * kWarpDims + n * 8 + 2 * (lane % 4), position);
+    }
+  }
 }
 
 }  // namespace
 
-// Heads of a block, then blocks of a cluster.
-FL_KERNEL_CLUSTER(kThreads, 2, 5, attention_16x5, AttentionParams) {
+FL_KERNEL_CLUSTER(kThreads, 2, 5, attention_5, AttentionParams) {
   FL_DYNAMIC_SHARED(raw);
   pdl_wait();
-  attention_body<1, 5>(p, *(Shared<1>*)raw);
+  attend_shared<5>(p, *(Shared*)raw);
 }
 
-FL_KERNEL_CLUSTER(kThreads, 2, 8, attention_16x8, AttentionParams) {
+FL_KERNEL_CLUSTER(kThreads, 2, 8, attention_8, AttentionParams) {
   FL_DYNAMIC_SHARED(raw);
   pdl_wait();
-  attention_body<1, 8>(p, *(Shared<1>*)raw);
+  attend_shared<8>(p, *(Shared*)raw);
 }
 
-FL_KERNEL_CLUSTER(kThreads, 2, 5, attention_32x5, AttentionParams) {
+FL_KERNEL_BLOCKS(kThreads, 2, attention_alone, AttentionParams) {
   FL_DYNAMIC_SHARED(raw);
   pdl_wait();
-  attention_body<2, 5>(p, *(Shared<2>*)raw);
-}
-
-FL_KERNEL_CLUSTER(kThreads, 2, 8, attention_32x8, AttentionParams) {
-  FL_DYNAMIC_SHARED(raw);
-  pdl_wait();
-  attention_body<2, 8>(p, *(Shared<2>*)raw);
+  attend_alone(p, p.parts, *(Shared*)raw);
 }

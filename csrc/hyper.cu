@@ -28,6 +28,8 @@ namespace {
 FL_DEVICE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
 struct Shared {
+  // The streams of each token, null for padding.
+  const uint16_t* rows[kMaxTokens];
   float scratch[kMaxTokens][kWarps][kWarp];
   // What the other blocks read: this block's share of the sums, and of the squares.
   float partial[kMaxTokens][kWarp];
@@ -72,7 +74,7 @@ FL_DEVICE void load_stream(const uint16_t* from, float (&to)[kVector]) {
   }
 }
 
-// This block's share of mix[j] . z for j < outputs, and of z . z as sum 24, to s.partial; `row(t)` is z of token t, or null.
+// This block's share of mix[j] . z for j < outputs, and of z . z as sum 24, to s.partial; `row(t)` gives s.rows[t].
 // Waits for the kernel before once its first weights are on their way.
 template <int kOutputs, int kVector, class Row>
 FL_DEVICE void share_sums(const float* mix, int width, int outputs, int tokens, Row row, Shared& s) {
@@ -89,15 +91,22 @@ FL_DEVICE void share_sums(const float* mix, int width, int outputs, int tokens, 
   };
   load_mix(begin + threadIdx.x * kVector);
   pdl_wait();
+  if ((int)threadIdx.x < tokens) s.rows[threadIdx.x] = row(threadIdx.x);
   for (int t = 0; t < tokens; ++t) s.scratch[t][warp_idx()][lane_idx()] = 0.0f;
+  __syncthreads();
   for (int start = begin; start < end; start += kThreads * kVector) {
     int i = start + threadIdx.x * kVector;
     if (start != begin) load_mix(i);
+    auto load = [&](int t, float(&v)[kVector]) {
+#pragma unroll
+      for (int k = 0; k < kVector; ++k) v[k] = 0.0f;
+      if (t < tokens && s.rows[t] != nullptr && i < end) load_stream<kVector>(s.rows[t] + i, v);
+    };
+    float v[kVector], next[kVector];
+    load(0, v);
     for (int t = 0; t < tokens; ++t) {
-      const uint16_t* z = row(t);
-      if (z == nullptr) continue;
-      float v[kVector] = {}, acc[kWarp] = {};
-      if (i < end) load_stream<kVector>(z + i, v);
+      load(t + 1, next);
+      float acc[kWarp] = {};
 #pragma unroll
       for (int k = 0; k < kVector; ++k) {
 #pragma unroll
@@ -105,6 +114,8 @@ FL_DEVICE void share_sums(const float* mix, int width, int outputs, int tokens, 
         acc[kMaxMix] = fmaf(v[k], v[k], acc[kMaxMix]);
       }
       s.scratch[t][warp_idx()][lane_idx()] += warp_sums(acc);
+#pragma unroll
+      for (int k = 0; k < kVector; ++k) v[k] = next[k];
     }
   }
   __syncthreads();
@@ -135,54 +146,66 @@ FL_DEVICE void gather_sums(int t, Shared& s) {
   __syncwarp();
 }
 
-// This block's columns of round(sum_j pre[j] z[j]).
+// This block's columns of round(sum_j pre[j] z[j]), for one token.
 struct Columns {
   int begin, end, n, hidden;
+  const uint16_t* z;
+  float pre[kMaxStreams];
 
-  FL_DEVICE Columns(int n, int hidden) : n(n), hidden(hidden) {
-    int each = (hidden + kBlocks - 1) / kBlocks;
+  FL_DEVICE Columns(int n, int hidden, int t, const Shared& s) : n(n), hidden(hidden), z(s.rows[t]) {
+    int each = ((hidden + kBlocks - 1) / kBlocks + 7) / 8 * 8;
     begin = min(hidden, cluster_rank() * each), end = min(hidden, begin + each);
+#pragma unroll
+    for (int j = 0; j < kMaxStreams; ++j) pre[j] = j < n ? s.pre[t][j] : 0.0f;
   }
 
-  FL_DEVICE float mixed(const uint16_t* z, const float* pre, int i) const {
-    float x = 0.0f;
-    for (int j = 0; j < n; ++j) x = fmaf(pre[j], bf16_to_float(z[(int64_t)j * hidden + i]), x);
-    return round_bf16(x);
+  // kVector of them from column i on; zeros for padding.
+  template <int kVector>
+  FL_DEVICE void mixed(int i, float (&x)[kVector]) const {
+#pragma unroll
+    for (int k = 0; k < kVector; ++k) x[k] = 0.0f;
+#pragma unroll
+    for (int j = 0; j < kMaxStreams; ++j) {
+      if (j >= n || z == nullptr) continue;
+      float v[kVector];
+      load_stream<kVector>(z + (int64_t)j * hidden + i, v);
+#pragma unroll
+      for (int k = 0; k < kVector; ++k) x[k] = fmaf(pre[j], v[k], x[k]);
+    }
+#pragma unroll
+    for (int k = 0; k < kVector; ++k) x[k] = round_bf16(x[k]);
   }
 };
 
-// This block's share of the squares of every token, to s.squares.
-template <class Row>
-FL_DEVICE void share_squares(const Columns& c, int tokens, Row row, Shared& s) {
-  for (int t = 0; t < tokens; ++t) {
-    const uint16_t* z = row(t);
-    float squares = 0.0f;
-    for (int i = c.begin + threadIdx.x; z != nullptr && i < c.end; i += kThreads) {
-      float x = c.mixed(z, s.pre[t], i);
-      squares = fmaf(x, x, squares);
-    }
-    squares = warp_sum(squares);
-    if (lane_idx() == 0) s.scratch[t][warp_idx()][0] = squares;
+// A warp: this block's share of a token's squares.
+template <int kVector>
+FL_DEVICE float share_squares(const Columns& c) {
+  float squares = 0.0f;
+  for (int i = c.begin + lane_idx() * kVector; i < c.end; i += kWarp * kVector) {
+    float x[kVector];
+    c.mixed(i, x);
+#pragma unroll
+    for (int k = 0; k < kVector; ++k) squares = fmaf(x[k], x[k], squares);
   }
-  __syncthreads();
-  if ((int)threadIdx.x < tokens) {
-    float total = 0.0f;
-    for (int w = 0; w < kWarps; ++w) total += s.scratch[threadIdx.x][w][0];
-    s.squares[threadIdx.x] = total;
-  }
+  return warp_sum(squares);
 }
 
-// out = rmsnorm(mixed) * norm, in this block's columns; zeros for a token without streams. After a cluster barrier.
-template <class Row>
-FL_DEVICE void store_normed(const Columns& c, int tokens, Row row, const Gain& norm, float eps, uint16_t* out, Shared& s) {
-  for (int t = 0; t < tokens; ++t) {
-    const uint16_t* z = row(t);
-    float squares = 0.0f;
-    for (int b = 0; b < kBlocks; ++b) squares += *cluster_peer(&s.squares[t], b);
-    float scale = 1.0f / sqrtf(squares / (float)c.hidden + eps);
-    for (int i = c.begin + threadIdx.x; i < c.end; i += kThreads) {
-      uint16_t value = z == nullptr ? 0 : float_to_bf16(c.mixed(z, s.pre[t], i) * scale * gain_at(norm, i));
-      out[(int64_t)t * c.hidden + i] = value;
+// A warp: out = rmsnorm(mixed) * norm in this block's columns. After a cluster barrier.
+template <int kVector>
+FL_DEVICE void store_normed(const Columns& c, const float* squares, const Gain& norm, float eps, uint16_t* out) {
+  float total = 0.0f;
+#pragma unroll
+  for (int b = 0; b < kBlocks; ++b) total += *cluster_peer(squares, b);
+  float scale = 1.0f / sqrtf(total / (float)c.hidden + eps);
+  for (int i = c.begin + lane_idx() * kVector; i < c.end; i += kWarp * kVector) {
+    float x[kVector];
+    c.mixed(i, x);
+#pragma unroll
+    for (int k = 0; k < kVector; ++k) x[k] = x[k] * scale * gain_at(norm, i + k);
+    if constexpr (kVector == 8) {
+      store_bf16x8(out + i, x);
+    } else {
+      out[i] = float_to_bf16(x[0]);
     }
   }
 }
@@ -230,31 +253,54 @@ FL_DEVICE void store_mixing(const HyperPreParams& p, int64_t token, const float*
   if (inside) p.comb[(token * n + j) * n + k] = padded ? 0.0f : c;
 }
 
+// What follows the sums, a warp a token: pre, the norm over the cluster, and `meanwhile` between its two halves. `out` is the
+// first token's row.
+template <class Meanwhile>
+FL_DEVICE void finish(int n, int hidden, int tokens, const float* scale, const float* base, float eps, float hc_eps,
+                      const Gain& norm, uint16_t* out, Meanwhile meanwhile, Shared& s) {
+  int t = warp_idx(), lane = lane_idx();
+  cluster_sync();
+  if (t < tokens) {
+    gather_sums(t, s);
+    float r = 1.0f / sqrtf(s.sums[t][kMaxMix] / (float)(n * hidden) + eps);
+    if (lane < n) s.pre[t][lane] = sigmoid(s.sums[t][lane] * r * scale[0] + base[lane]) + hc_eps;
+  }
+  __syncthreads();
+  Columns columns(n, hidden, min(t, tokens - 1), s);
+  if (t < tokens) {
+    float squares = hidden % 8 == 0 ? share_squares<8>(columns) : share_squares<1>(columns);
+    if (lane == 0) s.squares[t] = squares;
+  }
+  cluster_arrive();
+  meanwhile();
+  cluster_wait();
+  if (t < tokens) {
+    uint16_t* row = out + (int64_t)t * hidden;
+    if (hidden % 8 == 0) {
+      store_normed<8>(columns, &s.squares[t], norm, eps, row);
+    } else {
+      store_normed<1>(columns, &s.squares[t], norm, eps, row);
+    }
+  }
+  cluster_sync();
+}
+
 }  // namespace
 
 FL_KERNEL_CLUSTER(kThreads, 1, kBlocks, hyper_pre, HyperPreParams) {
   FL_DYNAMIC_SHARED(raw);
   Shared& s = *(Shared*)raw;
-  int first = blockIdx.y * p.per_cluster, tokens = min(p.per_cluster, p.rows - first), warp = warp_idx();
-  int n = p.n, width = n * p.hidden;
+  int first = blockIdx.y * p.per_cluster, tokens = min(p.per_cluster, p.rows - first), n = p.n, width = n * p.hidden;
   auto row = [&](int t) { return p.position[first + t] < 0 ? nullptr : p.streams + (int64_t)(first + t) * width; };
   share_sums_any<kMaxMix>(p.mix, width, (2 + n) * n, tokens, row, s);
-  cluster_sync();
-  if (warp < tokens) gather_sums(warp, s);
-  auto root = [&](int t) { return 1.0f / sqrtf(s.sums[t][kMaxMix] / (float)width + p.eps); };
-  if (warp < tokens && lane_idx() < n) {
-    int lane = lane_idx();
-    s.pre[warp][lane] = sigmoid(s.sums[warp][lane] * root(warp) * p.scale[0] + p.base[lane]) + p.hc_eps;
-  }
-  __syncthreads();
-  Columns columns(n, p.hidden);
-  share_squares(columns, tokens, row, s);
-  cluster_arrive();
-  int mine = cluster_rank();
-  if (warp == kWarps - 1 && mine < tokens) store_mixing(p, first + mine, s.sums[mine], root(mine), row(mine) == nullptr);
-  cluster_wait();
-  store_normed(columns, tokens, row, p.norm, p.eps, p.out + (int64_t)first * p.hidden, s);
-  cluster_sync();
+  auto mixing = [&]() {
+    int mine = cluster_rank();
+    if (warp_idx() != kWarps - 1 || mine >= tokens) return;
+    float r = 1.0f / sqrtf(s.sums[mine][kMaxMix] / (float)width + p.eps);
+    store_mixing(p, first + mine, s.sums[mine], r, s.rows[mine] == nullptr);
+  };
+  uint16_t* out = p.out + (int64_t)first * p.hidden;
+  finish(n, p.hidden, tokens, p.scale, p.base, p.eps, p.hc_eps, p.norm, out, mixing, s);
 }
 
 FL_KERNEL(kThreads, hyper_post, HyperPostParams) {
@@ -287,22 +333,12 @@ FL_KERNEL(kThreads, hyper_post, HyperPostParams) {
 FL_KERNEL_CLUSTER(kThreads, 1, kBlocks, hyper_head, HyperHeadParams) {
   FL_DYNAMIC_SHARED(raw);
   Shared& s = *(Shared*)raw;
-  int width = p.n * p.hidden, lane = lane_idx();
+  int width = p.n * p.hidden;
   auto row = [&](int) -> const uint16_t* {
     int64_t chosen = p.rows[blockIdx.y];
     return chosen < 0 || chosen >= p.tokens ? nullptr : p.streams + chosen * width;
   };
   share_sums_any<kMaxStreams>(p.mix, width, p.n, 1, row, s);
-  cluster_sync();
-  if (warp_idx() == 0) {
-    gather_sums(0, s);
-    float r = 1.0f / sqrtf(s.sums[0][kMaxMix] / (float)width + p.eps);
-    if (lane < p.n) s.pre[0][lane] = sigmoid(s.sums[0][lane] * r * p.scale[0] + p.base[lane]) + p.hc_eps;
-  }
-  __syncthreads();
-  Columns columns(p.n, p.hidden);
-  share_squares(columns, 1, row, s);
-  cluster_sync();
-  store_normed(columns, 1, row, p.norm, p.eps, p.out + (int64_t)blockIdx.y * p.hidden, s);
-  cluster_sync();
+  uint16_t* out = p.out + (int64_t)blockIdx.y * p.hidden;
+  finish(p.n, p.hidden, 1, p.scale, p.base, p.eps, p.hc_eps, p.norm, out, [] {}, s);
 }

@@ -30,10 +30,9 @@ macro_rules! entries {
 }
 
 entries! {
-    Attention16x5, flashlane_emu_attention_16x5;
-    Attention16x8, flashlane_emu_attention_16x8;
-    Attention32x5, flashlane_emu_attention_32x5;
-    Attention32x8, flashlane_emu_attention_32x8;
+    Attention5, flashlane_emu_attention_5;
+    Attention8, flashlane_emu_attention_8;
+    AttentionAlone, flashlane_emu_attention_alone;
     CompressC4, flashlane_emu_compress_c4;
     CompressC128, flashlane_emu_compress_c128;
     Embed, flashlane_emu_embed;

@@ -28,10 +28,9 @@ macro_rules! kernels {
 }
 
 kernels! {
-    Attention16x5, "attention", "attention_16x5";
-    Attention16x8, "attention", "attention_16x8";
-    Attention32x5, "attention", "attention_32x5";
-    Attention32x8, "attention", "attention_32x8";
+    Attention5, "attention", "attention_5";
+    Attention8, "attention", "attention_8";
+    AttentionAlone, "attention", "attention_alone";
     CompressC4, "compress", "compress_c4";
     CompressC128, "compress", "compress_c128";
     Embed, "embed", "embed";

@@ -9,14 +9,13 @@ use crate::ops::{Attention, Compressed, Dtype, HEAD_DIM};
 
 /// Heads of a block.
 const HEADS: usize = 16;
-/// Blocks of a cluster, which share out a token's rows: more where the rows are many.
+/// Parts into which a token's rows are cut, one a block of a cluster: more where the rows are many.
 const FEW: usize = 5;
 const MANY: usize = 8;
-/// `Shared` of the kernel: 64 rows at a pitch of 520, places and scales of rows; and for each head a query, scores and sums.
-const SHARED: usize = 2 * 520 * 64 + 64 * (8 + 3 * 16);
-const SHARED_HEAD: usize = 2 * 520 + 4 * 68 + 3 * 4;
-/// Shared memory of a block on any target; the kernel of 32 heads takes more.
-const _: () = assert!(SHARED + 16 * SHARED_HEAD <= 99 << 10);
+/// Tokens times groups of heads from which on a block takes all parts: they fill a GPU without clusters.
+const ENOUGH: usize = 48;
+/// `Shared` of the kernel: 64 rows at a pitch of 520 with their places and scales, and for each head a query, scores and sums.
+const SHARED: usize = 2 * 520 * 64 + 64 * (8 + 3 * 16) + HEADS * (2 * 520 + 4 * 68 + 3 * 4) + 16;
 
 // SAFETY: generated from the kernel's header; gaps are explicit.
 unsafe impl Params for AttentionParams {}
@@ -38,6 +37,7 @@ pub(super) fn launch(op: &Attention, b: &Bound<'_>) -> Result<Launch, CudaError>
             (ffi::kCompressedAll, paged, std::ptr::null(), 0)
         }
     };
+    let parts = if matches!(op.compressed, Compressed::All { .. }) { MANY } else { FEW };
     let params = AttentionParams {
         position: b.positions(&op.tokens)?,
         q: b.value("q", &op.q, Dtype::Bf16, len)?,
@@ -54,12 +54,13 @@ pub(super) fn launch(op: &Attention, b: &Bound<'_>) -> Result<Launch, CudaError>
         format: kv_format(b, op.format)?,
         max_positions: b.dim("positions", op.max_positions)?,
         scale: op.scale,
-        pad: 0,
+        parts: parts as i32,
     };
-    let (kernel, blocks) = match op.compressed {
-        Compressed::All { .. } => (Kernel::Attention16x8, MANY),
-        _ => (Kernel::Attention16x5, FEW),
+    let groups = op.heads.div_ceil(HEADS);
+    let (kernel, grid) = match parts {
+        _ if groups * rows >= ENOUGH => (Kernel::AttentionAlone, [groups, rows, 1]),
+        MANY => (Kernel::Attention8, [parts, groups, rows]),
+        _ => (Kernel::Attention5, [parts, groups, rows]),
     };
-    let grid = [blocks, op.heads.div_ceil(HEADS), rows];
-    Ok(Launch::new(kernel, grid, 256, SHARED + HEADS * SHARED_HEAD, &params))
+    Ok(Launch::new(kernel, grid, 256, SHARED, &params))
 }

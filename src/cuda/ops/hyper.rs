@@ -13,7 +13,7 @@ const BLOCKS: usize = 8;
 const MAX_TOKENS: usize = 8;
 const CLUSTERS: usize = 16;
 /// `Shared` of the kernels.
-const SHARED: usize = MAX_TOKENS * (8 * 32 + 2 * 32 + 1 + MAX_STREAMS) * 4;
+const SHARED: usize = MAX_TOKENS * (8 + (8 * 32 + 2 * 32 + 1 + MAX_STREAMS) * 4);
 
 // SAFETY: generated from the kernel's header; gaps are explicit.
 unsafe impl Params for HyperPreParams {}
