@@ -35,9 +35,11 @@ entries! {
     AttentionAlone, flashlane_emu_attention_alone;
     CompressC4, flashlane_emu_compress_c4;
     CompressC128, flashlane_emu_compress_c128;
+    Delay, flashlane_emu_delay;
     Embed, flashlane_emu_embed;
     ExpertsUp, flashlane_emu_experts_up;
     ExpertsDown, flashlane_emu_experts_down;
+    Fill, flashlane_emu_fill;
     HyperPre, flashlane_emu_hyper_pre;
     HyperPost, flashlane_emu_hyper_post;
     HyperHead, flashlane_emu_hyper_head;

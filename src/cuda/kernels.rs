@@ -33,9 +33,11 @@ kernels! {
     AttentionAlone, "attention", "attention_alone";
     CompressC4, "compress", "compress_c4";
     CompressC128, "compress", "compress_c128";
+    Delay, "delay", "delay";
     Embed, "embed", "embed";
     ExpertsUp, "experts", "experts_up";
     ExpertsDown, "experts", "experts_down";
+    Fill, "fill", "fill";
     HyperPre, "hyper", "hyper_pre";
     HyperPost, "hyper", "hyper_post";
     HyperHead, "hyper", "hyper_head";
@@ -63,7 +65,7 @@ pub fn kernels_built() -> bool {
     !FATBINS.is_empty()
 }
 
-/// The fatbin that holds a kernel.
-pub(super) fn fatbin(kernel: Kernel) -> Option<&'static [u8]> {
-    FATBINS.iter().find(|(file, _)| *file == kernel.file()).map(|(_, bytes)| *bytes)
+/// The fatbin of a source file.
+pub(super) fn fatbin(file: &str) -> Option<&'static [u8]> {
+    FATBINS.iter().find(|(name, _)| *name == file).map(|(_, bytes)| *bytes)
 }
