@@ -41,13 +41,15 @@ FL_DEVICE void unpack_e2m1x4(uint32_t h, uint32_t scale, uint32_t& low, uint32_t
   high = mul_bf16x2(mul_bf16x2(high, kE2m1Bias), scale);
 }
 
-// Eight e2m1 codes to four pairs of elements i and i + 4, at 2^-126 of their values.
-FL_DEVICE void unpack_e2m1_across(uint32_t w, uint32_t (&pair)[4]) {
-  uint32_t far = w >> 8;
-  pair[0] = (w & 0x00070007u) * 64u + (w & 0x00080008u) * 4096u;
-  pair[1] = (w & 0x00700070u) * 4u + (w & 0x00800080u) * 256u;
-  pair[2] = (far & 0x00070007u) * 64u + (far & 0x00080008u) * 4096u;
-  pair[3] = (far & 0x00700070u) * 4u + (far & 0x00800080u) * 256u;
+// A word of a weight's e2m1 codes holds eight elements, the even ones in its low half and the odd ones in its high half, each
+// code's magnitude and sign where few shifts bring all of them to their places in a bf16. Of pair j in both halves:
+// j = 0: magnitude at bit 6, sign at 15; 1: 3 and 12; 2: 0 and 13; 3: 9 and 14. `arrange_fp4` of src/cuda/weights.rs makes it.
+// Gives the pairs at 2^-126 of their values.
+FL_DEVICE void unpack_e2m1_arranged(uint32_t w, uint32_t (&pair)[4]) {
+  pair[0] = w & 0x81c081c0u;
+  pair[1] = w << 3 & 0x81c081c0u;
+  pair[2] = (w << 6 & 0x01c001c0u) | (w << 2 & 0x80008000u);
+  pair[3] = (w >> 3 & 0x01c001c0u) | (w << 1 & 0x80008000u);
 }
 
 // Four e4m3 codes to two pairs of elements i and i + 2.

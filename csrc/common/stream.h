@@ -14,7 +14,6 @@ constexpr int kUnitBytes = 16;
 
 template <int kFormat>
 struct Step {
-  static constexpr bool kFp4 = kFormat == kWeightNvfp4 || kFormat == kWeightMxfp4;
   // Elements of a unit and of a step.
   static constexpr int kUnit = kFormat == kWeightBf16 ? 8 : kFormat == kWeightFp8Block ? 16 : 32;
   static constexpr int kElements = kStepBytes / kUnitBytes * kUnit;

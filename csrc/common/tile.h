@@ -50,14 +50,7 @@ struct Activations {
   }
 
   FL_DEVICE void order() {
-    if constexpr (Step<kFormat>::kFp4) {
-#pragma unroll
-      for (int i = 0; i < kWords; i += 4) {
-        uint32_t a = words[i], b = words[i + 1], c = words[i + 2], d = words[i + 3];
-        words[i] = low_halves(a, c), words[i + 1] = high_halves(a, c);
-        words[i + 2] = low_halves(b, d), words[i + 3] = high_halves(b, d);
-      }
-    } else if constexpr (kFormat == kWeightFp8Block) {
+    if constexpr (kFormat == kWeightFp8Block) {
 #pragma unroll
       for (int i = 0; i < kWords; i += 2) {
         uint32_t a = words[i], b = words[i + 1];
@@ -113,7 +106,7 @@ FL_DEVICE void expand_unit(const uint4& unit, const uint32_t (&scale)[2], uint32
       pairs[2 * i] = two[0], pairs[2 * i + 1] = two[1];
     } else {
       uint32_t four[4];
-      unpack_e2m1_across(words[i], four);
+      unpack_e2m1_arranged(words[i], four);
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         if (kFormat == kWeightMxfp4) four[j] = mul_bf16x2(four[j], kE2m1Bias);
