@@ -20,6 +20,9 @@ pub enum LocalError {
     KnockOut { layer: usize, expected: Vec<usize> },
     #[cfg(feature = "cuda")]
     #[error(transparent)]
+    Uncertified(#[from] crate::cuda::Uncertified),
+    #[cfg(feature = "cuda")]
+    #[error(transparent)]
     Cuda(#[from] crate::cuda::CudaError),
 }
 
