@@ -37,6 +37,7 @@ mod footprint;
 mod gpu_engine;
 mod hazards;
 mod inputs;
+mod instruments;
 mod model;
 mod model_step;
 mod mutants;

@@ -1,6 +1,7 @@
 //! Fills the inputs of a step from the requests in it. Nothing of the step but these bytes depends on a request.
 
 use crate::cache::{Caches, Page, Pages, Sequence};
+use crate::instrument::Stored;
 use crate::model::{ModelStep, StepIo};
 use crate::ops::{BufferId, Value};
 use crate::step::{Memory, Owners};
@@ -14,6 +15,13 @@ pub struct Segment<'a> {
     pub start: usize,
     pub tokens: &'a [u32],
     pub sample: Option<&'a SamplingParams>,
+}
+
+impl<'a> Segment<'a> {
+    /// Its rows, as the canary counts them.
+    pub(super) const fn stored(&self) -> Stored<'a> {
+        Stored { sequence: self.sequence, start: self.start, tokens: self.tokens.len() }
+    }
 }
 
 /// Writes every input: segment `r` is request row `r`; rows beyond the segments are padding.

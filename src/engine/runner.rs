@@ -8,6 +8,7 @@ use super::device::Device;
 use super::inputs::{Held, Segment, fill};
 use super::logprobs::logprobs;
 use crate::cache::Caches;
+use crate::instrument::{Ran, Stored, Watch};
 
 /// What a step left for one sampled row.
 pub(super) struct Sampled {
@@ -20,6 +21,7 @@ pub(super) struct Sampled {
 pub(super) struct Runner {
     device: Box<dyn Device>,
     steps: Arc<[Prepared]>,
+    watch: Option<Watch>,
     /// Index of the prefill step; decode steps are before it, ascending.
     pub(super) prefill: usize,
     /// Steps that have completed.
@@ -27,10 +29,10 @@ pub(super) struct Runner {
 }
 
 impl Runner {
-    pub(super) fn new(device: Box<dyn Device>) -> Self {
+    pub(super) fn new(device: Box<dyn Device>, watch: Option<Watch>) -> Self {
         let steps = device.steps();
         let prefill = steps.len() - 1;
-        Self { device, steps, prefill, completed: 0 }
+        Self { device, steps, watch, prefill, completed: 0 }
     }
 
     /// The smallest decode step that holds `rows`.
@@ -56,7 +58,15 @@ impl Runner {
         layout
             .check(memory, &owners)
             .map_err(|error| format!("the inputs of a step were refused: {error}"))?;
-        self.device.run(step)?;
+        match &mut self.watch {
+            None => self.device.run(step)?,
+            Some(watch) => {
+                let stored: Vec<Stored<'_>> = segments.iter().map(Segment::stored).collect();
+                let prepared = &self.steps[step];
+                let ran = Ran { step: self.completed + 1, index: step, prepared, caches, stored: &stored };
+                watch.run(&ran, self.device.as_mut())?;
+            }
+        }
         self.completed += 1;
         Ok(())
     }

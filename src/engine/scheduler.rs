@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 
 use super::api::{EngineError, Event, Stats};
-use super::device::Device;
+use super::handle::EngineConfig;
 use super::inputs::Segment;
 use super::request::{Active, Waiting};
 use super::runner::{Runner, Sampled};
@@ -28,22 +28,17 @@ pub(super) struct Scheduler {
 }
 
 impl Scheduler {
-    pub(super) fn new(
-        device: Box<dyn Device>,
-        layout: CacheLayout,
-        max_rows: usize,
-        max_positions: usize,
-    ) -> Self {
+    pub(super) fn new(runner: Runner, layout: CacheLayout, config: &EngineConfig) -> Self {
         Self {
-            runner: Runner::new(device),
-            caches: Caches::new(layout.size),
+            runner,
+            caches: Caches::with_reserve(layout.size, &config.reserve()),
             transfer: InProcess::new(layout.clone()),
             layout,
             waiting: VecDeque::new(),
             prefilling: VecDeque::new(),
             decoding: Vec::new(),
-            max_rows,
-            max_positions,
+            max_rows: config.max_num_seqs,
+            max_positions: config.max_model_len,
             stats: Stats::default(),
         }
     }

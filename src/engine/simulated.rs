@@ -7,11 +7,12 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::bucket::Prepared;
-use super::device::Device;
+use super::device::{Device, host_bytes};
 use super::handle::{Engine, EngineConfig};
 use super::local::LocalError;
 use crate::checkpoint::Checkpoint;
 use crate::cpu::{self, any_order, any_order::Order};
+use crate::instrument::{Piece, Probe, Store, Tamper, edit_host, run_in_pieces};
 use crate::model::{CacheLayout, ModelWeights, load};
 use crate::step::{Bytes, Check, Graph, Memory, Mutant, Mutated, Plan, Program, Random, Resident, prove};
 
@@ -167,7 +168,67 @@ impl Simulated {
     }
 }
 
+impl Simulated {
+    /// Runs some of a step's nodes in an order of their own; those that come later may still want what is dead here.
+    fn piece(&mut self, graph: &Graph, plan: &Plan, memory: &mut Memory) -> Result<(), String> {
+        let (resident, weights) = (&mut self.resident, &self.weights);
+        let ran = match self.order {
+            None => cpu::serial::run_step(graph, plan, memory, resident, weights),
+            Some(order) => {
+                let order = (order, self.random.bits());
+                any_order::run_step_unpoisoned(graph, plan, memory, resident, weights, order)
+            }
+        };
+        ran.map_err(|error| error.to_string())
+    }
+}
+
+impl Probe for Simulated {
+    fn read(&mut self, store: Store, offset: usize, into: &mut [u8]) -> Result<(), String> {
+        into.copy_from_slice(host_bytes(&mut self.resident, store, offset, into.len())?);
+        Ok(())
+    }
+
+    fn write(&mut self, store: Store, offset: usize, from: &[u8]) -> Result<(), String> {
+        host_bytes(&mut self.resident, store, offset, from.len())?.copy_from_slice(from);
+        Ok(())
+    }
+
+    fn rerun(&mut self, step: usize, memory: &mut Memory, tampers: &mut [Tamper<'_>]) -> Result<(), String> {
+        let (graph, plan) = &self.run[step];
+        run_in_pieces(graph, tampers, |piece| match piece {
+            Piece::Edit(value, edit) => {
+                edit_host(plan, memory, value, edit);
+                Ok(())
+            }
+            Piece::Run(graph) => {
+                cpu::serial::run_step(graph, plan, memory, &mut self.resident, &self.weights)
+                    .map_err(|error| error.to_string())
+            }
+        })
+    }
+
+    fn run_tampered(&mut self, step: usize, tampers: &mut [Tamper<'_>]) -> Result<(), String> {
+        let (graph, plan) = self.run[step].clone();
+        let mut memory = std::mem::take(&mut self.memory[step]);
+        self.rows.record(&self.steps[step], &memory);
+        let ran = run_in_pieces(&graph, tampers, |piece| match piece {
+            Piece::Edit(value, edit) => {
+                edit_host(&plan, &mut memory, value, edit);
+                Ok(())
+            }
+            Piece::Run(graph) => self.piece(graph, &plan, &mut memory),
+        });
+        self.memory[step] = memory;
+        ran
+    }
+}
+
 impl Device for Simulated {
+    fn probe(&mut self) -> Option<&mut dyn Probe> {
+        Some(self)
+    }
+
     fn steps(&self) -> Arc<[Prepared]> {
         Arc::clone(&self.steps)
     }

@@ -46,7 +46,11 @@ pub fn replace_indices(
 pub fn exchange_scores(scores: &mut [f32], rate: Option<f64>, random: &mut Random) -> usize {
     let order = |a: &usize, b: &usize| scores[*a].total_cmp(&scores[*b]);
     let pairs: Vec<(usize, usize)> = match rate {
-        None => (0..scores.len()).max_by(order).zip((0..scores.len()).min_by(order)).into_iter().collect(),
+        // Of equal worst scores the last, which the others come before.
+        None => {
+            let worst = (0..scores.len()).rev().min_by(order);
+            (0..scores.len()).max_by(order).zip(worst).into_iter().collect()
+        }
         Some(_) => {
             let hit = picks(scores.len(), rate, random);
             hit.into_iter().map(|at| (at, random.below(scores.len()))).collect()
@@ -348,7 +352,7 @@ mod tests {
             let count = replace_indices(&mut after, 90, rate, &mut random);
             let new: Vec<&i32> = after.iter().filter(|i| !before.contains(i)).collect();
             assert_eq!(new.len(), count);
-            assert!(after.is_sorted() && new.iter().all(|i| (0..90).contains(**i)), "{after:?}");
+            assert!(after.is_sorted() && new.iter().all(|i| (0..90).contains(*i)), "{after:?}");
             assert!(if rate.is_none() { count == 1 } else { count > 4 }, "{rate:?}: {count}");
             after.dedup();
             assert_eq!(after.len(), 40);

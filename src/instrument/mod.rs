@@ -35,9 +35,10 @@ pub use pools::{Pool, Pools, Role};
 pub use probe::{Piece, Probe, Span, Store, Tamper, run_in_pieces};
 pub use report::{CanaryReport, DifferentialReport, InjectReport, Quantity, Report};
 pub use shadow::{Reserve, Shadow, ShadowError};
-pub use watch::{Log, SampledRows, Watch};
+pub use watch::{Log, Pending, Ran, SampledRows, Watch};
 
 pub(crate) use probe::{edit_host, within};
+pub(crate) use watch::NO_PROBE;
 
 /// Which instruments an engine has. The default is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]

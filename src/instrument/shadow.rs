@@ -7,7 +7,7 @@ use std::ops::Range;
 use super::pools::{Pools, Role};
 use super::probe::{Probe, Store};
 use crate::engine::Prepared;
-use crate::model::CacheLayout;
+use crate::model::{CacheLayout, CacheSize};
 use crate::ops::{BLOCK_TOKENS, BufferId, PAGE_ROWS, Value};
 use crate::step::{Class, Graph, LayoutError, Memory, Owners};
 
@@ -27,6 +27,22 @@ impl Reserve {
         let prefill = u32::try_from(BLOCK_TOKENS / PAGE_ROWS).unwrap_or(u32::MAX);
         let after = |count: u32| 1..count.saturating_add(1);
         Self { windows: after(rows.max(prefill)), blocks: after(rows), slots: 0..rows }
+    }
+
+    /// Nothing but the null page.
+    #[must_use]
+    pub const fn none() -> Self {
+        Self { windows: 1..1, blocks: 1..1, slots: 0..0 }
+    }
+
+    /// A cache with what is reserved beside it.
+    #[must_use]
+    pub fn beside(&self, size: CacheSize) -> CacheSize {
+        CacheSize {
+            window_pages: size.window_pages.saturating_add(self.windows.len()),
+            blocks: size.blocks.saturating_add(self.blocks.len()),
+            slots: size.slots.saturating_add(self.slots.len()),
+        }
     }
 }
 

@@ -13,9 +13,12 @@ use super::report::Report;
 use super::shadow::Reserve;
 use super::{Instruments, Tamper};
 use crate::cache::Caches;
-use crate::engine::Prepared;
+use crate::engine::{Device, Prepared};
 use crate::model::CacheLayout;
 use crate::step::Memory;
+
+/// Why there is no [`Watch`] on some devices.
+pub(crate) const NO_PROBE: &str = "this device cannot be read between steps";
 
 /// Rows that [`SampledRows`] remembers.
 const ROWS: usize = 1 << 20;
@@ -116,6 +119,18 @@ impl Watch {
         Ok(watch)
     }
 
+    /// Runs a step on a device that waits for it.
+    ///
+    /// # Errors
+    /// A sentence; the engine ends with it.
+    pub fn run(&mut self, ran: &Ran<'_>, device: &mut dyn Device) -> Result<(), String> {
+        let mut pending = look(ran.index, device, |live, probe| self.before(ran, live, probe))?;
+        if !self.run_tampered(ran, &mut pending, device)? {
+            device.run(ran.index)?;
+        }
+        look(ran.index, device, |live, probe| self.after(ran, pending, live, probe))
+    }
+
     /// Before a step whose inputs lie in `live`.
     ///
     /// # Errors
@@ -128,24 +143,26 @@ impl Watch {
         Ok(Pending { sample, hit: 0 })
     }
 
-    /// Runs the step with faults inside it, if there are to be any; false: the step is to run as it is.
+    /// Runs the step with faults inside it, if there are to be any; false: it is to run as it is.
     ///
     /// # Errors
     /// A sentence; the engine ends with it.
-    pub fn tampered(
+    pub fn run_tampered(
         &mut self,
         ran: &Ran<'_>,
         pending: &mut Pending,
-        live: &Memory,
-        probe: &mut dyn Probe,
+        device: &mut dyn Device,
     ) -> Result<bool, String> {
-        let Some(injector) = &mut self.injector else { return Ok(false) };
+        let Some(injector) = self.injector.as_mut().filter(|i| i.fault().kind.inside()) else {
+            return Ok(false);
+        };
         let count = Cell::new(0);
-        let mut tampers: Vec<Tamper<'_>> = injector.tampers(ran.step, ran.prepared, live, &count);
+        let mut tampers: Vec<Tamper<'_>> =
+            injector.tampers(ran.step, ran.prepared, device.io(ran.index), &count);
         if tampers.is_empty() {
             return Ok(false);
         }
-        probe.run_tampered(ran.index, &mut tampers)?;
+        device.probe().ok_or(NO_PROBE)?.run_tampered(ran.index, &mut tampers)?;
         drop(tampers);
         pending.hit = count.get();
         injector.counted(pending.hit);
@@ -215,6 +232,18 @@ impl Watch {
         };
         self.log.0.lock().unwrap_or_else(PoisonError::into_inner).0 = report;
     }
+}
+
+/// Lends the inputs and outputs of a step beside the rest of the device.
+fn look<R>(
+    index: usize,
+    device: &mut dyn Device,
+    with: impl FnOnce(&Memory, &mut dyn Probe) -> Result<R, String>,
+) -> Result<R, String> {
+    let live = std::mem::take(device.io(index));
+    let seen = device.probe().ok_or_else(|| NO_PROBE.to_owned()).and_then(|probe| with(&live, probe));
+    *device.io(index) = live;
+    seen
 }
 
 impl Drop for Watch {
