@@ -42,9 +42,14 @@ pub fn replace_indices(
 }
 
 /// Exchanges scores with those of other rows: each with probability `rate`, or the best with the worst. Returns how many
-/// exchanges changed something.
+/// exchanges changed a score.
 pub fn exchange_scores(scores: &mut [f32], rate: Option<f64>, random: &mut Random) -> usize {
-    let order = |a: &usize, b: &usize| scores[*a].total_cmp(&scores[*b]);
+    // As top-k orders them: NaN below every number, both zeros equal.
+    let rank = |score: f32| if score.is_nan() { (false, 0.0) } else { (true, score + 0.0) };
+    let order = |a: &usize, b: &usize| {
+        let (a, b) = (rank(scores[*a]), rank(scores[*b]));
+        a.0.cmp(&b.0).then(a.1.total_cmp(&b.1))
+    };
     let pairs: Vec<(usize, usize)> = match rate {
         // Of equal worst scores the last, which the others come before.
         None => {
@@ -57,7 +62,7 @@ pub fn exchange_scores(scores: &mut [f32], rate: Option<f64>, random: &mut Rando
         }
     };
     let changes = pairs.iter().filter(|&&(a, b)| {
-        let change = scores[a].to_bits() != scores[b].to_bits();
+        let change = rank(scores[a]) != rank(scores[b]);
         scores.swap(a, b);
         change
     });
