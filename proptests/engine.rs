@@ -7,14 +7,14 @@ use flashlane::checkpoint::{Checkpoint, synthetic};
 use flashlane::cpu;
 use flashlane::engine::{
     Device, Engine, EngineConfig, EngineError, Event, FinishReason, Generate, GenerateRequest, HostDevice,
-    Prepared, RequestHandle, SamplingParams, StartError,
+    Prepared, RequestHandle, SamplingParams, StartError, Wanted,
 };
 use flashlane::format::index_row::IndexFormat;
 use flashlane::format::kv_row::KvFormat;
 use flashlane::instrument::Instruments;
 use flashlane::model::{CacheLayout, ModelWeights, load};
 use flashlane::ops::Dtype;
-use flashlane::step::{Memory, Numerics, Random};
+use flashlane::step::{HostIo, Numerics, Random};
 
 pub(crate) const SERVED: Numerics =
     Numerics { activation: Dtype::Bf16, trained: true, kv: KvFormat::Fp8, index: IndexFormat::Bf16 };
@@ -254,17 +254,21 @@ impl Device for Failing {
         self.device.steps()
     }
 
-    fn io(&mut self, step: usize) -> &mut Memory {
-        self.device.io(step)
+    fn io(&mut self, step: usize, slot: usize) -> &mut HostIo {
+        self.device.io(step, slot)
     }
 
-    fn run(&mut self, step: usize) -> Result<(), String> {
+    fn wait(&mut self, step: usize, slot: usize) -> Result<(), String> {
+        self.device.wait(step, slot)
+    }
+
+    fn launch(&mut self, step: usize, slot: usize, wanted: &Wanted) -> Result<(), String> {
         if self.left == 0 {
             assert!(!self.panics, "the device fell over");
             return Err("the device fell off the bus".to_owned());
         }
         self.left -= 1;
-        self.device.run(step)
+        self.device.launch(step, slot, wanted)
     }
 }
 

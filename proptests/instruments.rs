@@ -6,12 +6,12 @@ use std::sync::{Arc, Mutex};
 use flashlane::cpu::any_order::Order;
 use flashlane::cpu::{self};
 use flashlane::engine::{
-    Device, Engine, EngineConfig, Generate, HostDevice, Prepared, Simulation, StartError,
+    Device, Engine, EngineConfig, Generate, HostDevice, Prepared, Simulation, StartError, Wanted,
 };
 use flashlane::format::index_row::IndexFormat;
 use flashlane::instrument::{Fault, Instruments, Probe, Quantity, Report};
 use flashlane::model::{CacheLayout, ModelWeights, load};
-use flashlane::step::{Memory, Mutant, Numerics, fingerprint};
+use flashlane::step::{HostIo, Mutant, Numerics, fingerprint};
 
 use crate::engine::{SERVED, collect, config, model, request};
 
@@ -159,11 +159,13 @@ fn a_race_is_seen_by_the_differential_alone() {
     assert_eq!(settled(&engine).differential.unwrap().differing, 0);
 }
 
+type Ran = Arc<Mutex<Vec<(u64, usize)>>>;
+
 /// Steps on the CPU, with what a test wants to know of them.
 struct Observed {
     inner: Box<dyn Device>,
     /// Of each step that ran: fingerprint, and the bytes of its arena.
-    ran: Arc<Mutex<Vec<(u64, usize)>>>,
+    ran: Ran,
     probe: bool,
 }
 
@@ -172,16 +174,19 @@ impl Device for Observed {
         self.inner.steps()
     }
 
-    fn io(&mut self, step: usize) -> &mut Memory {
-        self.inner.io(step)
+    fn io(&mut self, step: usize, slot: usize) -> &mut HostIo {
+        self.inner.io(step, slot)
     }
 
-    fn run(&mut self, step: usize) -> Result<(), String> {
+    fn launch(&mut self, step: usize, slot: usize, wanted: &Wanted) -> Result<(), String> {
         let steps = self.inner.steps();
         let print = fingerprint(&steps[step].step.graph, &steps[step].plan);
-        let arena = self.inner.io(step).arena.len();
-        self.ran.lock().unwrap().push((print, arena));
-        self.inner.run(step)
+        self.ran.lock().unwrap().push((print, steps[step].plan.arena_bytes));
+        self.inner.launch(step, slot, wanted)
+    }
+
+    fn wait(&mut self, step: usize, slot: usize) -> Result<(), String> {
+        self.inner.wait(step, slot)
     }
 
     fn probe(&mut self) -> Option<&mut dyn Probe> {
@@ -189,16 +194,13 @@ impl Device for Observed {
     }
 }
 
-fn observed(
-    config: EngineConfig,
-    probe: bool,
-) -> (Result<Engine, StartError>, Arc<Mutex<Vec<(u64, usize)>>>) {
+fn observed(config: EngineConfig, probe: bool) -> (Result<Engine, StartError>, Ran) {
     let checkpoint = model();
     let (weights, registry) = ModelWeights::new(&checkpoint.config, config.max_positions());
     let layout = CacheLayout::new(&weights, config.numerics, config.cache_size());
     let steps = config.prepare(&weights, &layout).unwrap();
     let loaded: cpu::Weights = load(&registry, &checkpoint).unwrap().into_iter().collect();
-    let ran = Arc::default();
+    let ran = Ran::default();
     let inner = Box::new(HostDevice::new(&layout, steps, loaded, cpu::serial::run_step));
     let device = Observed { inner, ran: Arc::clone(&ran), probe };
     (Engine::start(config, layout, Box::new(device)), ran)
@@ -229,7 +231,7 @@ fn no_instrument_changes_a_step() {
         let mut plain = plain.clone();
         if instruments.inject.is_some() {
             // Faults change tokens, and with them how many steps there are.
-            [&mut ran, &mut plain].map(|all| {
+            [&mut ran, &mut plain].into_iter().for_each(|all| {
                 all.sort_unstable();
                 all.dedup();
             });

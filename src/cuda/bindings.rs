@@ -4,7 +4,7 @@ use std::ffi::c_void;
 
 use super::ffi;
 use super::{CudaError, DeviceWeights, MatrixFormat};
-use crate::ops::{BufferId, Dtype, Paged, Tokens, Value};
+use crate::ops::{BufferId, Carry, Dtype, Paged, Tokens, Value};
 use crate::step::{Class, Graph};
 
 /// Where each buffer of a step lies on the device: address and bytes.
@@ -66,6 +66,11 @@ impl Bound<'_> {
 
     pub(super) fn positions(&self, tokens: &Tokens) -> Result<*const i32, CudaError> {
         self.value("position", &tokens.position, Dtype::I32, tokens.rows())
+    }
+
+    /// The tokens carried from step to step.
+    pub(super) fn carry(&self, carry: &Carry) -> Result<*const i32, CudaError> {
+        Ok(self.buffer("carry", carry.state, 4 * Carry::CELLS * carry.slots)? as *const i32)
     }
 
     /// A pool of `pages` pages and its table.

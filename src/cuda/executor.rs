@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{Backend, Bindings, CudaError, DeviceBuffer, DeviceWeights, Launch, Options, launch};
-use crate::step::{Bytes, Class, Graph, Memory, Plan, Resident};
+use crate::step::{Bytes, Class, Graph, HostIo, Memory, Plan, Resident};
 
 /// Pools and states on the device.
 #[derive(Debug)]
@@ -61,7 +61,7 @@ impl DeviceStep {
     ///
     /// # Errors
     /// [`CudaError::Driver`] or [`CudaError::Range`].
-    pub fn write_inputs(&self, graph: &Graph, memory: &Memory) -> Result<(), CudaError> {
+    pub fn write_inputs(&self, graph: &Graph, memory: &HostIo) -> Result<(), CudaError> {
         for (id, buffer) in graph.buffer_ids().zip(&self.host) {
             if let (Class::Input, Some(buffer)) = (graph.buffer(id).class, buffer) {
                 buffer.upload(0, memory.host_bytes(id))?;
@@ -74,7 +74,7 @@ impl DeviceStep {
     ///
     /// # Errors
     /// [`CudaError::Driver`] or [`CudaError::Range`].
-    pub fn read_outputs(&self, graph: &Graph, memory: &mut Memory) -> Result<(), CudaError> {
+    pub fn read_outputs(&self, graph: &Graph, memory: &mut HostIo) -> Result<(), CudaError> {
         for (id, buffer) in graph.buffer_ids().zip(&self.host) {
             if let (Class::Output, Some(buffer)) = (graph.buffer(id).class, buffer) {
                 buffer.download(0, memory.host_bytes_mut(id))?;

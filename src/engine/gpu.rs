@@ -3,20 +3,20 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::bucket::Prepared;
-use super::device::Device;
+use super::bucket::{Prepared, RING};
+use super::device::{Device, Wanted};
 use super::handle::{Engine, EngineConfig};
 use super::local::LocalError;
 use crate::checkpoint::Checkpoint;
 use crate::cuda::{Backend, CudaError, DeviceResident, DeviceStep, DeviceWeights, Executor, Options};
 use crate::model::{CacheLayout, ModelWeights, load};
-use crate::step::{Bytes, Memory, Resident};
+use crate::step::{Bytes, HostIo, Memory, Resident};
 
 /// Prepared steps whose pools, states, arenas and weights are on a device.
 struct GpuDevice {
     executor: Executor,
     steps: Arc<[Prepared]>,
-    memory: Vec<(Memory, DeviceStep)>,
+    memory: Vec<([HostIo; RING], DeviceStep)>,
     resident: DeviceResident,
 }
 
@@ -32,7 +32,7 @@ impl GpuDevice {
             let device = DeviceStep::upload(&executor.backend, &p.step.graph, &memory)?;
             // Refused here rather than at the first request.
             executor.launches(&p.step.graph, &p.plan, &device, &resident)?;
-            Ok((memory, device))
+            Ok((std::array::from_fn(|_| memory.io.clone()), device))
         });
         let memory = memory.collect::<Result<_, CudaError>>()?;
         Ok(Self { executor, steps: steps.into(), memory, resident })
@@ -44,18 +44,24 @@ impl Device for GpuDevice {
         Arc::clone(&self.steps)
     }
 
-    fn io(&mut self, step: usize) -> &mut Memory {
-        &mut self.memory[step].0
+    fn io(&mut self, step: usize, slot: usize) -> &mut HostIo {
+        &mut self.memory[step].0[slot]
     }
 
-    fn run(&mut self, step: usize) -> Result<(), String> {
+    fn launch(&mut self, step: usize, slot: usize, _: &Wanted) -> Result<(), String> {
         let Prepared { step: model, plan, .. } = &self.steps[step];
-        let (memory, device) = &mut self.memory[step];
+        let (ring, device) = &mut self.memory[step];
+        let host = &mut ring[slot];
         device
-            .write_inputs(&model.graph, memory)
+            .write_inputs(&model.graph, host)
             .and_then(|()| self.executor.run(&model.graph, plan, device, &self.resident))
-            .and_then(|()| device.read_outputs(&model.graph, memory))
+            .and_then(|()| device.read_outputs(&model.graph, host))
             .map_err(|error| error.to_string())
+    }
+
+    /// The step has run when its launch returns.
+    fn wait(&mut self, _: usize, _: usize) -> Result<(), String> {
+        Ok(())
     }
 }
 

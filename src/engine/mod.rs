@@ -19,8 +19,8 @@ mod scheduler;
 mod simulated;
 
 pub use api::*;
-pub use bucket::{DECODE_BUCKETS, DRIVE, Prepared, Unprovable, prepare, prove_steps};
-pub use device::{Device, HostDevice};
+pub use bucket::{DECODE_BUCKETS, DRIVE, Prepared, RING, Unprovable, prepare, prove_steps};
+pub use device::{Device, HostDevice, Wanted};
 pub use handle::{Engine, EngineConfig, StartError};
 pub use local::LocalError;
 pub use simulated::{Row, RowLog, Simulation, SimulationError};

@@ -66,8 +66,6 @@ pub(super) struct Active {
     pub(super) sequence: Sequence,
     /// Tokens whose rows are in the cache.
     pub(super) len: usize,
-    /// The newest token, not yet in the cache; `None` while the prompt is being prefilled.
-    pub(super) newest: Option<u32>,
     pub(super) generated: usize,
 }
 
@@ -80,7 +78,6 @@ impl Active {
     /// Emits a token; says why the request ends if it does.
     pub(super) fn emit(&mut self, id: u32, logprobs: Option<Logprobs>, limit: usize) -> Option<FinishReason> {
         self.generated += 1;
-        self.newest = Some(id);
         self.reader.send(Event::Token(Token { id, logprobs }));
         if self.request.stop_token_ids.contains(&id) {
             Some(FinishReason::Stop)

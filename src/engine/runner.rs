@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use super::api::{Logprobs, SamplingParams};
-use super::bucket::Prepared;
-use super::device::Device;
+use super::bucket::{Prepared, RING};
+use super::device::{Device, Wanted};
 use super::inputs::{Held, Segment, fill};
 use super::logprobs::logprobs;
 use crate::cache::Caches;
-use crate::instrument::{Ran, Stored, Watch};
+use crate::instrument::{Launch, Watch};
 
 /// What a step left for one sampled row.
 pub(super) struct Sampled {
@@ -52,33 +52,47 @@ impl Runner {
         segments: &[Segment<'_>],
     ) -> Result<(), String> {
         let Prepared { step: model, layout, .. } = &self.steps[step];
-        let memory = self.device.io(step);
+        let slot = self.slot();
+        let memory = self.device.io(step, slot);
         fill(model, memory, segments);
         let owners = Held { caches, io: &model.io, segments };
         layout
             .check(memory, &owners)
             .map_err(|error| format!("the inputs of a step were refused: {error}"))?;
+        let asks = |s: &Segment<'_>| s.sample.is_some_and(|sampling| sampling.top_logprobs.is_some());
+        let logits = segments.iter().enumerate().filter(|(_, s)| asks(s)).map(|(row, _)| row).collect();
+        let wanted = Wanted { logits, choices: false };
+        let device = self.device.as_mut();
         match &mut self.watch {
-            None => self.device.run(step)?,
+            None => {
+                device.launch(step, slot, &wanted)?;
+                device.wait(step, slot)?;
+            }
             Some(watch) => {
-                let stored: Vec<Stored<'_>> = segments.iter().map(Segment::stored).collect();
-                let prepared = &self.steps[step];
-                let ran = Ran { step: self.completed + 1, index: step, prepared, caches, stored: &stored };
-                watch.run(&ran, self.device.as_mut())?;
+                let stored = segments.iter().map(Segment::stored).collect();
+                let launch = Launch { step: self.completed + 1, index: step, slot, stored };
+                let under_way = watch.launch(launch, &wanted, device)?;
+                watch.wait(under_way, caches, device)?;
             }
         }
         self.completed += 1;
         Ok(())
     }
 
+    fn slot(&self) -> usize {
+        (self.completed % RING as u64) as usize
+    }
+
     pub(super) fn sampled(&mut self, step: usize, row: usize, params: &SamplingParams) -> Sampled {
         let io = &self.steps[step].step.io;
-        let memory = self.device.io(step);
+        let slot = (self.slot() + RING - 1) % RING;
+        let memory = self.device.io(step, slot);
         let ok = memory.host::<i32>(&io.status)[row] == 0;
         let token = u32::try_from(memory.host::<i32>(&io.next)[row]).ok().filter(|_| ok);
-        let vocab = io.logits.len / memory.host::<i32>(&io.next).len();
-        let logits = &memory.host::<f32>(&io.logits)[row * vocab..][..vocab];
-        let logprobs = token.zip(params.top_logprobs).map(|(id, top)| logprobs(logits, id, top));
+        let logprobs = token.zip(params.top_logprobs).map(|(id, top)| {
+            let vocab = io.logits.len / self.steps[step].step.shape.samples;
+            logprobs(&memory.host::<f32>(&io.logits)[row * vocab..][..vocab], id, top)
+        });
         Sampled { token, logprobs }
     }
 }

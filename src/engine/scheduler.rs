@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use super::api::{EngineError, Event, Stats};
 use super::handle::EngineConfig;
-use super::inputs::Segment;
+use super::inputs::{Segment, Tokens};
 use super::request::{Active, Waiting};
 use super::runner::{Runner, Sampled};
 use crate::cache::{Caches, InProcess, Manifest, Owner, Sequence, Transfer};
@@ -125,7 +125,7 @@ impl Scheduler {
             let tokens = (next.request.prompt.len() + next.request.max_tokens).min(self.max_positions);
             let Ok(sequence) = Sequence::admit(&mut self.caches, owner, tokens) else { return };
             if let Some(Waiting { id, request, reader }) = self.waiting.pop_front() {
-                let active = Active { id, request, reader, sequence, len: 0, newest: None, generated: 0 };
+                let active = Active { id, request, reader, sequence, len: 0, generated: 0 };
                 self.prefilling.push_back(active);
             }
         }
@@ -146,7 +146,7 @@ impl Scheduler {
         let segment = Segment {
             sequence: &active.sequence,
             start: from,
-            tokens: &active.request.prompt[from..to],
+            tokens: Tokens::Given(&active.request.prompt[from..to]),
             sample: last.then_some(&active.request.sampling),
         };
         self.runner.run(step, &self.caches, &[segment])?;
@@ -190,15 +190,13 @@ impl Scheduler {
             return Ok(());
         }
         let step = self.runner.bucket(self.decoding.len());
-        let newest: Vec<[u32; 1]> = self.decoding.iter().map(|a| [a.newest.unwrap_or(0)]).collect();
         let segments: Vec<Segment<'_>> = self
             .decoding
             .iter()
-            .zip(&newest)
-            .map(|(a, token)| Segment {
+            .map(|a| Segment {
                 sequence: &a.sequence,
                 start: a.len,
-                tokens: token,
+                tokens: Tokens::Carried,
                 sample: Some(&a.request.sampling),
             })
             .collect();

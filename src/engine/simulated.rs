@@ -6,15 +6,17 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::bucket::Prepared;
-use super::device::{Device, host_bytes};
+use super::bucket::{Prepared, RING};
+use super::device::{Device, Wanted, host_bytes};
 use super::handle::{Engine, EngineConfig};
 use super::local::LocalError;
 use crate::checkpoint::Checkpoint;
 use crate::cpu::{self, any_order, any_order::Order};
 use crate::instrument::{Piece, Probe, Store, Tamper, edit_host, run_in_pieces};
 use crate::model::{CacheLayout, ModelWeights, load};
-use crate::step::{Bytes, Check, Graph, Memory, Mutant, Mutated, Plan, Program, Random, Resident, prove};
+use crate::step::{
+    Bytes, Check, Graph, HostIo, Memory, Mutant, Mutated, Plan, Program, Random, Resident, prove,
+};
 
 /// How the steps run.
 #[derive(Clone, Debug, Default)]
@@ -53,7 +55,7 @@ impl RowLog {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&(seed, position)).copied()
     }
 
-    fn record(&self, of: &Prepared, memory: &Memory) {
+    fn record(&self, of: &Prepared, memory: &HostIo) {
         let (shape, io) = (of.step.shape, &of.step.io);
         let positions = memory.host::<i32>(&io.sample_position);
         let seeds = memory.host::<u64>(&io.seed);
@@ -139,7 +141,8 @@ fn verdict(mutant: Mutant, mutated: &Mutated) -> String {
 struct Simulated {
     steps: Arc<[Prepared]>,
     run: Vec<(Graph, Plan)>,
-    memory: Vec<Memory>,
+    /// By step and slot.
+    memory: Vec<[Memory; RING]>,
     resident: Resident,
     weights: cpu::Weights,
     order: Option<Order>,
@@ -161,7 +164,8 @@ impl Simulated {
             pools: layout.pools().map(|p| Bytes::zeroed(p.pages * p.page_bytes)).collect(),
             states: layout.states().map(|s| Bytes::zeroed(s.slots * s.len * 4)).collect(),
         };
-        let memory = run.iter().map(|(graph, plan)| Memory::new(graph, plan)).collect();
+        let both = |(graph, plan): &(Graph, Plan)| std::array::from_fn(|_| Memory::new(graph, plan));
+        let memory = run.iter().map(both).collect();
         let Simulation { order, percent, seed, mutant, poison, rows, .. } = simulation;
         let (random, poison) = (Random::new(seed), poison || mutant.is_none());
         Self { steps: steps.into(), run, memory, resident, weights, order, percent, random, poison, rows }
@@ -194,9 +198,11 @@ impl Probe for Simulated {
         Ok(())
     }
 
-    fn rerun(&mut self, step: usize, memory: &mut Memory, tampers: &mut [Tamper<'_>]) -> Result<(), String> {
+    fn rerun(&mut self, step: usize, io: &mut HostIo, tampers: &mut [Tamper<'_>]) -> Result<(), String> {
         let (graph, plan) = &self.run[step];
-        run_in_pieces(graph, tampers, |piece| match piece {
+        let memory = &mut self.memory[step][0];
+        std::mem::swap(&mut memory.io, io);
+        let ran = run_in_pieces(graph, tampers, |piece| match piece {
             Piece::Edit(value, edit) => {
                 edit_host(plan, memory, value, edit);
                 Ok(())
@@ -205,12 +211,14 @@ impl Probe for Simulated {
                 cpu::serial::run_step(graph, plan, memory, &mut self.resident, &self.weights)
                     .map_err(|error| error.to_string())
             }
-        })
+        });
+        std::mem::swap(&mut memory.io, io);
+        ran
     }
 
-    fn run_tampered(&mut self, step: usize, tampers: &mut [Tamper<'_>]) -> Result<(), String> {
+    fn run_tampered(&mut self, step: usize, slot: usize, tampers: &mut [Tamper<'_>]) -> Result<(), String> {
         let (graph, plan) = self.run[step].clone();
-        let mut memory = std::mem::take(&mut self.memory[step]);
+        let mut memory = std::mem::take(&mut self.memory[step][slot]);
         self.rows.record(&self.steps[step], &memory);
         let ran = run_in_pieces(&graph, tampers, |piece| match piece {
             Piece::Edit(value, edit) => {
@@ -219,7 +227,7 @@ impl Probe for Simulated {
             }
             Piece::Run(graph) => self.piece(graph, &plan, &mut memory),
         });
-        self.memory[step] = memory;
+        self.memory[step][slot] = memory;
         ran
     }
 }
@@ -233,12 +241,12 @@ impl Device for Simulated {
         Arc::clone(&self.steps)
     }
 
-    fn io(&mut self, step: usize) -> &mut Memory {
-        &mut self.memory[step]
+    fn io(&mut self, step: usize, slot: usize) -> &mut HostIo {
+        &mut self.memory[step][slot]
     }
 
-    fn run(&mut self, step: usize) -> Result<(), String> {
-        let ((graph, plan), memory) = (&self.run[step], &mut self.memory[step]);
+    fn launch(&mut self, step: usize, slot: usize, _: &Wanted) -> Result<(), String> {
+        let ((graph, plan), memory) = (&self.run[step], &mut self.memory[step][slot]);
         self.rows.record(&self.steps[step], memory);
         let (resident, weights) = (&mut self.resident, &self.weights);
         let Some(order) = self.order else {
@@ -249,5 +257,10 @@ impl Device for Simulated {
         let (order, seed) = (if drawn { order } else { Order::Serial }, self.random.bits());
         let run = if self.poison { any_order::run_step } else { any_order::run_step_unpoisoned };
         run(graph, plan, memory, resident, weights, (order, seed)).map_err(|error| error.to_string())
+    }
+
+    /// The step ran when it was launched.
+    fn wait(&mut self, _: usize, _: usize) -> Result<(), String> {
+        Ok(())
     }
 }

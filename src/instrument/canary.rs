@@ -91,18 +91,19 @@ pub struct Canary {
 }
 
 /// The tokens of a request that a step has just put into the cache.
-#[derive(Clone, Copy, Debug)]
-pub struct Stored<'a> {
-    pub sequence: &'a Sequence,
+#[derive(Clone, Debug)]
+pub struct Stored {
+    /// What the request held when the step was launched.
+    pub sequence: Sequence,
     pub start: usize,
     pub tokens: usize,
 }
 
-impl Stored<'_> {
+impl Stored {
     /// Pages of a pool whose rows are all stored and that the request still holds.
     pub(super) fn full(&self, pool: &Pool) -> impl Iterator<Item = Page> {
         let (count, window) = ((self.start + self.tokens) / pool.page_tokens(), pool.role == Role::Window);
-        (0..count).filter_map(move |number| held(self.sequence, window, number))
+        (0..count).filter_map(move |number| held(&self.sequence, window, number))
     }
 }
 
@@ -148,7 +149,7 @@ impl Canary {
     ///
     /// # Errors
     /// The device's sentence.
-    pub fn record(&mut self, step: u64, stored: &[Stored<'_>], probe: &mut dyn Probe) -> Result<(), String> {
+    pub fn record(&mut self, step: u64, stored: &[Stored], probe: &mut dyn Probe) -> Result<(), String> {
         let mut jobs = Jobs::default();
         for one in stored {
             for window in [true, false] {
@@ -182,8 +183,9 @@ impl Canary {
     }
 
     /// Asks for the rows of one kind that a request's tokens have completed.
-    fn rows_of(&mut self, stored: &Stored<'_>, window: bool, jobs: &mut Jobs) {
-        let Stored { sequence, start, tokens } = *stored;
+    fn rows_of(&mut self, stored: &Stored, window: bool, jobs: &mut Jobs) {
+        let Stored { sequence, start, tokens } = stored;
+        let (start, tokens) = (*start, *tokens);
         let pools = if window { &self.windows } else { &self.blocks };
         for (at, pool) in pools.iter().enumerate() {
             for row in start / pool.ratio..(start + tokens) / pool.ratio {

@@ -11,10 +11,10 @@ use super::pools::Pools;
 use super::probe::Probe;
 use super::report::{DifferentialReport, Quantity};
 use super::second_run::{Second, SecondRun};
-use super::shadow::{Reserve, Shadow, copy_class};
+use super::shadow::{Reserve, Shadow};
 use crate::engine::Prepared;
 use crate::model::CacheLayout;
-use crate::step::{Class, Memory};
+use crate::step::HostIo;
 
 /// What differed in one quantity of one layer.
 #[derive(Clone, Debug, PartialEq)]
@@ -94,6 +94,12 @@ impl Differential {
         &self.report
     }
 
+    /// Whether run number `step` is one to run again.
+    #[must_use]
+    pub fn due(&self, step: u64) -> bool {
+        step.is_multiple_of(self.report.every)
+    }
+
     /// Before run number `step`: copies what it will write over, if its turn has come.
     ///
     /// # Errors
@@ -102,11 +108,11 @@ impl Differential {
         &mut self,
         step: u64,
         (index, prepared): (usize, &Prepared),
-        live: &Memory,
+        live: &HostIo,
         probe: &mut dyn Probe,
     ) -> Result<Option<Sample>, String> {
         self.report.steps += 1;
-        if !step.is_multiple_of(self.report.every) {
+        if !self.due(step) {
             return Ok(None);
         }
         let shadow = Shadow::of(prepared, live, &self.reserve).map_err(|error| error.to_string())?;
@@ -122,12 +128,11 @@ impl Differential {
         &mut self,
         sample: &Sample,
         prepared: &Prepared,
-        live: &Memory,
+        live: &HostIo,
         probe: &mut dyn Probe,
     ) -> Result<Differences, String> {
         let mut second = self.second.remove(&sample.index).unwrap_or_else(|| Second::new(prepared));
-        copy_class(&prepared.step.graph, Class::Input, live, &mut second.first);
-        copy_class(&prepared.step.graph, Class::Output, live, &mut second.first);
+        second.first.clone_from(live);
         let run = SecondRun {
             prepared,
             shadow: &sample.shadow,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::pools::stores_to;
 use crate::engine::Prepared;
 use crate::ops::{BufferId, Contents, Mode, Value};
-use crate::step::{Memory, PoolId};
+use crate::step::{HostIo, PoolId};
 
 /// Steps that are remembered; what lies further back has no names.
 pub const REMEMBERED: usize = 256;
@@ -43,7 +43,7 @@ impl History {
     }
 
     /// Remembers run number `step`, of prepared step `index`, whose inputs lie in `memory`.
-    pub fn push(&mut self, step: u64, index: usize, memory: &Memory) {
+    pub fn push(&mut self, step: u64, index: usize, memory: &HostIo) {
         let io = &self.steps[index].step.io;
         let deciding = [io.position, io.window_slot, io.c4_slot, io.c128_slot, io.state_slot];
         let inputs = deciding.iter().map(|v| (v.buffer, memory.host_bytes(v.buffer).to_vec())).collect();

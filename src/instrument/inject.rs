@@ -14,7 +14,7 @@ use super::report::InjectReport;
 use crate::cache::{Caches, Owner, Page};
 use crate::engine::Prepared;
 use crate::ops::{BufferId, Mode, Op, Value};
-use crate::step::{Graph, Memory, NodeId, PoolId, Random};
+use crate::step::{Graph, HostIo, NodeId, PoolId, Random};
 
 /// Replaces selected rows by visible ones that were not selected: each with probability `rate`, or one of them. Rows stay in
 /// ascending order. Returns how many were replaced; none if everything visible is selected.
@@ -51,10 +51,10 @@ pub fn exchange_scores(scores: &mut [f32], rate: Option<f64>, random: &mut Rando
         a.0.cmp(&b.0).then(a.1.total_cmp(&b.1))
     };
     let pairs: Vec<(usize, usize)> = match rate {
-        // Of equal worst scores the last, which the others come before.
+        // The first of the best, which top-k takes, and the last of the worst, which it does not.
         None => {
-            let worst = (0..scores.len()).rev().min_by(order);
-            (0..scores.len()).max_by(order).zip(worst).into_iter().collect()
+            let best = (0..scores.len()).rev().max_by(order);
+            best.zip((0..scores.len()).rev().min_by(order)).into_iter().collect()
         }
         Some(_) => {
             let hit = picks(scores.len(), rate, random);
@@ -167,7 +167,7 @@ impl Injector {
         &self,
         step: u64,
         prepared: &Prepared,
-        live: &Memory,
+        live: &HostIo,
         count: &'c Cell<usize>,
     ) -> Vec<Tamper<'c>> {
         if !self.strikes(step) || !self.fault.kind.inside() {
@@ -227,7 +227,7 @@ impl Injector {
         &mut self,
         step: u64,
         prepared: &Prepared,
-        live: &Memory,
+        live: &HostIo,
         pools: &Pools,
         probe: &mut dyn Probe,
     ) -> Result<usize, String> {
@@ -262,7 +262,7 @@ impl Injector {
     pub fn pages(
         &mut self,
         step: u64,
-        stored: &[Stored<'_>],
+        stored: &[Stored],
         pools: &Pools,
         probe: &mut dyn Probe,
     ) -> Result<(), String> {
@@ -381,5 +381,9 @@ mod tests {
         assert!(scores.iter().zip(0..64u8).all(|(s, i)| *s == f32::from(i)));
         assert_eq!(exchange_scores(&mut [], None, &mut Random::new(1)), 0);
         assert_eq!(exchange_scores(&mut [2.0; 9], None, &mut Random::new(1)), 0);
+        assert_eq!(exchange_scores(&mut [0.0, -0.0], None, &mut Random::new(1)), 0);
+        let mut tied = [0.0, 0.0, -1.0, 0.0, -1.0, -1.0];
+        assert_eq!(exchange_scores(&mut tied, None, &mut Random::new(1)), 1);
+        assert_eq!(tied, [-1.0, 0.0, -1.0, 0.0, -1.0, 0.0]);
     }
 }

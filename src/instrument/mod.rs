@@ -32,10 +32,10 @@ pub use hash::{WORD, hash, mix};
 pub use history::{History, REMEMBERED};
 pub use inject::{Injector, exchange_scores, replace_indices};
 pub use pools::{Pool, Pools, Role};
-pub use probe::{Piece, Probe, Span, Store, Tamper, run_in_pieces};
+pub use probe::{Edit, Piece, Probe, Span, Store, Tamper, run_in_pieces};
 pub use report::{CanaryReport, DifferentialReport, InjectReport, Quantity, Report};
 pub use shadow::{Reserve, Shadow, ShadowError};
-pub use watch::{Log, Pending, Ran, SampledRows, Watch};
+pub use watch::{Launch, Log, SampledRows, UnderWay, Watch};
 
 pub(crate) use probe::{edit_host, within};
 pub(crate) use watch::NO_PROBE;

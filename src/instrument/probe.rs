@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use super::hash::hash;
 use crate::ops::Value;
-use crate::step::{Graph, Memory, NodeId, PoolId, StateId};
+use crate::step::{Graph, HostIo, Memory, NodeId, PoolId, StateId};
 
 /// Memory that outlives steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -23,11 +23,14 @@ pub struct Span {
     pub first: u32,
 }
 
+/// Edits the bytes of a value.
+pub type Edit<'a> = Box<dyn FnMut(&mut [u8]) + 'a>;
+
 /// A value that is changed in the middle of a step, once the node that writes it has run.
 pub struct Tamper<'a> {
     pub after: NodeId,
     pub value: Value,
-    pub edit: Box<dyn FnMut(&mut [u8]) + 'a>,
+    pub edit: Edit<'a>,
 }
 
 impl std::fmt::Debug for Tamper<'_> {
@@ -39,7 +42,7 @@ impl std::fmt::Debug for Tamper<'_> {
     }
 }
 
-/// A device between two steps. Offsets are bytes from the start of a store.
+/// A device while no step is under way. Offsets are bytes from the start of a store.
 pub trait Probe {
     /// # Errors
     /// A sentence: no such store, or bytes outside it.
@@ -78,13 +81,13 @@ pub trait Probe {
     ///
     /// # Errors
     /// A sentence; the device is then unusable.
-    fn rerun(&mut self, step: usize, memory: &mut Memory, tampers: &mut [Tamper<'_>]) -> Result<(), String>;
+    fn rerun(&mut self, step: usize, io: &mut HostIo, tampers: &mut [Tamper<'_>]) -> Result<(), String>;
 
-    /// Runs a step as the device runs it, on its own inputs and outputs, with values changed on the way.
+    /// Runs a step as the device runs it, on the inputs and outputs of a slot, with values changed on the way.
     ///
     /// # Errors
     /// A sentence: also if nothing can be changed inside a step that runs as this device runs it.
-    fn run_tampered(&mut self, step: usize, tampers: &mut [Tamper<'_>]) -> Result<(), String>;
+    fn run_tampered(&mut self, step: usize, slot: usize, tampers: &mut [Tamper<'_>]) -> Result<(), String>;
 }
 
 /// Cuts a graph after each tampered node and runs the pieces with `run`, with `edit` at each cut.

@@ -12,21 +12,20 @@ use super::shadow::Shadow;
 use crate::engine::Prepared;
 use crate::model::CacheLayout;
 use crate::ops::{BufferId, Contents, Mode, Value};
-use crate::step::{Class, Memory, Node, Plan};
+use crate::step::{Class, HostIo, Node};
 
 /// The memories of one prepared step's second run.
 #[derive(Clone, Debug)]
 pub(super) struct Second {
-    pub(super) memory: Memory,
+    pub(super) memory: HostIo,
     /// Inputs and outputs of the first run.
-    pub(super) first: Memory,
+    pub(super) first: HostIo,
 }
 
 impl Second {
     pub(super) fn new(prepared: &Prepared) -> Self {
-        let graph = &prepared.step.graph;
-        let none = Plan { offsets: vec![None; graph.buffers.len()], arena_bytes: 0 };
-        Self { memory: Memory::new(graph, &prepared.plan), first: Memory::new(graph, &none) }
+        let io = HostIo::new(&prepared.step.graph);
+        Self { memory: io.clone(), first: io }
     }
 }
 
@@ -172,7 +171,7 @@ fn layer_of(scope: &str) -> Option<usize> {
 /// The inputs of the first run decide what a node touches.
 pub(super) struct Inputs<'a> {
     pub(super) prepared: &'a Prepared,
-    pub(super) memory: &'a Memory,
+    pub(super) memory: &'a HostIo,
 }
 
 impl Contents for Inputs<'_> {

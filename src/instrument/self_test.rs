@@ -6,7 +6,7 @@ use super::probe::{Probe, Store, Tamper};
 use super::report::Quantity;
 use super::second_run::{Inputs, Second, SecondRun, role_is, storing};
 use crate::ops::{Mode, Value};
-use crate::step::{Class, Memory, Random};
+use crate::step::{Class, HostIo, Random};
 
 /// Changes a row's elements, whatever their type.
 type Edit = Box<dyn FnMut(&mut [i32])>;
@@ -39,7 +39,7 @@ impl SecondRun<'_> {
     }
 
     /// A change of a value inside the second run.
-    fn tamper(&self, quantity: Quantity, first: &Memory) -> Option<Tamper<'static>> {
+    fn tamper(&self, quantity: Quantity, first: &HostIo) -> Option<Tamper<'static>> {
         let (graph, io) = (&self.prepared.step.graph, &self.prepared.step.io);
         let positions = first.host::<i32>(&io.position);
         let live = |t: &usize| positions[*t] >= 0;
@@ -81,7 +81,7 @@ impl SecondRun<'_> {
     }
 
     /// A byte that the second run stores.
-    fn stored_byte(&self, quantity: Quantity, first: &Memory) -> Option<(Store, usize)> {
+    fn stored_byte(&self, quantity: Quantity, first: &HostIo) -> Option<(Store, usize)> {
         let graph = &self.prepared.step.graph;
         let contents = Inputs { prepared: self.prepared, memory: first };
         for node in storing(self.prepared) {

@@ -9,7 +9,7 @@ use super::probe::{Probe, Store};
 use crate::engine::Prepared;
 use crate::model::{CacheLayout, CacheSize};
 use crate::ops::{BLOCK_TOKENS, BufferId, PAGE_ROWS, Value};
-use crate::step::{Class, Graph, LayoutError, Memory, Owners};
+use crate::step::{HostIo, LayoutError, Owners};
 
 /// Pages and state slots that are kept free for the instruments, in every engine, so that none of them moves anything.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,7 +68,7 @@ impl Shadow {
     ///
     /// # Errors
     /// [`ShadowError::Reserve`].
-    pub fn of(prepared: &Prepared, live: &Memory, reserve: &Reserve) -> Result<Self, ShadowError> {
+    pub fn of(prepared: &Prepared, live: &HostIo, reserve: &Reserve) -> Result<Self, ShadowError> {
         let io = &prepared.step.io;
         let pages = |slots: &Value, rows: usize| -> Vec<u32> {
             let slots = live.host::<i64>(slots).iter().filter_map(|&s| usize::try_from(s).ok());
@@ -110,9 +110,9 @@ impl Shadow {
     ///
     /// # Errors
     /// [`ShadowError::Layout`].
-    pub fn inputs(&self, prepared: &Prepared, live: &Memory, second: &mut Memory) -> Result<(), ShadowError> {
-        let (graph, io) = (&prepared.step.graph, &prepared.step.io);
-        copy_class(graph, Class::Input, live, second);
+    pub fn inputs(&self, prepared: &Prepared, live: &HostIo, second: &mut HostIo) -> Result<(), ShadowError> {
+        let io = &prepared.step.io;
+        second.inputs_mut().copy_from_slice(live.inputs());
         for (table, pages) in [(&io.window_table, &self.windows), (&io.block_table, &self.blocks)] {
             for id in second.host_mut::<i32>(table) {
                 *id = moved(pages, *id);
@@ -171,17 +171,10 @@ fn moved_row(pages: &BTreeMap<u32, u32>, slot: i64, rows: usize) -> i64 {
     page.map_or(slot, |&to| i64::from(to) * rows + slot.rem_euclid(rows))
 }
 
-/// Copies the buffers of a class from one memory of a step to another.
-pub(super) fn copy_class(graph: &Graph, class: Class, from: &Memory, to: &mut Memory) {
-    for id in graph.buffer_ids().filter(|id| graph.buffer(*id).class == class) {
-        to.host_bytes_mut(id).copy_from_slice(from.host_bytes(id));
-    }
-}
-
 /// Who holds what in the second run: requests read what they read in the first, or its shadow, and write shadows alone.
 struct Held<'a> {
     prepared: &'a Prepared,
-    live: &'a Memory,
+    live: &'a HostIo,
     shadow: &'a Shadow,
 }
 
@@ -195,6 +188,7 @@ impl Held<'_> {
         }
     }
 
+    /// The first run's table has this page.
     fn sees(&self, table: BufferId, request: usize, page: u32) -> bool {
         let (table, width, _) = self.of(table);
         let ids = self.live.host::<i32>(table).chunks(width.max(1)).nth(request).unwrap_or(&[]);

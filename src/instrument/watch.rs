@@ -13,9 +13,9 @@ use super::report::Report;
 use super::shadow::Reserve;
 use super::{Instruments, Tamper};
 use crate::cache::Caches;
-use crate::engine::{Device, Prepared};
+use crate::engine::{Device, Prepared, Wanted};
 use crate::model::CacheLayout;
-use crate::step::Memory;
+use crate::step::HostIo;
 
 /// Why there is no [`Watch`] on some devices.
 pub(crate) const NO_PROBE: &str = "this device cannot be read between steps";
@@ -34,7 +34,7 @@ impl SampledRows {
         self.0.contains(&(seed, position))
     }
 
-    fn add(&mut self, prepared: &Prepared, live: &Memory) {
+    fn add(&mut self, prepared: &Prepared, live: &HostIo) {
         let io = &prepared.step.io;
         let rows = live.host::<u64>(&io.seed).iter().zip(live.host::<i32>(&io.sample_position));
         for (&seed, &position) in rows {
@@ -61,29 +61,30 @@ impl Log {
     }
 }
 
-/// One run of a step.
-#[derive(Clone, Copy, Debug)]
-pub struct Ran<'a> {
+/// A step about to be launched.
+#[derive(Clone, Debug)]
+pub struct Launch {
     /// Number of the run, from 1.
     pub step: u64,
-    /// Which of the prepared steps.
+    /// Which of the prepared steps, and the slot of the ring with its inputs.
     pub index: usize,
-    pub prepared: &'a Prepared,
-    pub caches: &'a Caches,
-    pub stored: &'a [Stored<'a>],
+    pub slot: usize,
+    pub stored: Vec<Stored>,
 }
 
-/// Between [`Watch::before`] and [`Watch::after`].
-#[derive(Debug, Default)]
-pub struct Pending {
+/// A launched step that has not been waited for.
+#[derive(Debug)]
+pub struct UnderWay {
+    launch: Launch,
     sample: Option<Sample>,
-    /// Faults inside the step.
-    hit: usize,
+    /// Faults put into the step; `None`: it runs as it is.
+    tampered: Option<usize>,
 }
 
 /// The instruments that are on.
 #[derive(Debug)]
 pub struct Watch {
+    steps: Arc<[Prepared]>,
     pools: Pools,
     canary: Option<Canary>,
     differential: Option<Differential>,
@@ -114,113 +115,146 @@ impl Watch {
             .diff_every
             .map(|every| Differential::new(pools.clone(), layout.clone(), reserve, every));
         let injector = instruments.inject.map(Injector::new);
-        let watch = Self { canary: canary.transpose()?, differential, injector, log, pools };
+        let watch = Self {
+            steps: Arc::clone(steps),
+            canary: canary.transpose()?,
+            differential,
+            injector,
+            log,
+            pools,
+        };
         watch.publish();
         Ok(watch)
     }
 
-    /// Runs a step on a device that waits for it.
-    ///
-    /// # Errors
-    /// A sentence; the engine ends with it.
-    pub fn run(&mut self, ran: &Ran<'_>, device: &mut dyn Device) -> Result<(), String> {
-        let mut pending = look(ran.index, device, |live, probe| self.before(ran, live, probe))?;
-        if !self.run_tampered(ran, &mut pending, device)? {
-            device.run(ran.index)?;
-        }
-        look(ran.index, device, |live, probe| self.after(ran, pending, live, probe))
+    /// Whether run number `step` must be launched when no other is under way, and waited for before the next: what is copied
+    /// before and compared after it is then of this step alone. The step itself is the same.
+    #[must_use]
+    pub fn alone(&self, step: u64) -> bool {
+        self.injector.is_some() || self.differential.as_ref().is_some_and(|d| d.due(step))
     }
 
-    /// Before a step whose inputs lie in `live`.
+    /// Launches a step, with faults inside it if there are to be any.
     ///
     /// # Errors
     /// A sentence; the engine ends with it.
-    pub fn before(&mut self, ran: &Ran<'_>, live: &Memory, probe: &mut dyn Probe) -> Result<Pending, String> {
-        let sample = match &mut self.differential {
-            Some(differential) => differential.before(ran.step, (ran.index, ran.prepared), live, probe)?,
-            None => None,
-        };
-        Ok(Pending { sample, hit: 0 })
-    }
-
-    /// Runs the step with faults inside it, if there are to be any; false: it is to run as it is.
-    ///
-    /// # Errors
-    /// A sentence; the engine ends with it.
-    pub fn run_tampered(
+    pub fn launch(
         &mut self,
-        ran: &Ran<'_>,
-        pending: &mut Pending,
+        launch: Launch,
+        wanted: &Wanted,
         device: &mut dyn Device,
-    ) -> Result<bool, String> {
+    ) -> Result<UnderWay, String> {
+        let mut sample = None;
+        let prepared = &self.steps[launch.index];
+        if let Some(differential) = &mut self.differential {
+            let which = (launch.index, prepared);
+            let before =
+                |live: &HostIo, probe: &mut dyn Probe| differential.before(launch.step, which, live, probe);
+            sample = look(&launch, device, before)?;
+        }
+        let tampered = self.run_tampered(&launch, device)?;
+        if tampered.is_none() {
+            let all = Wanted::all(&self.steps[launch.index].step);
+            device.launch(launch.index, launch.slot, if sample.is_some() { &all } else { wanted })?;
+        }
+        Ok(UnderWay { launch, sample, tampered })
+    }
+
+    fn run_tampered(&mut self, launch: &Launch, device: &mut dyn Device) -> Result<Option<usize>, String> {
         let Some(injector) = self.injector.as_mut().filter(|i| i.fault().kind.inside()) else {
-            return Ok(false);
+            return Ok(None);
         };
         let count = Cell::new(0);
+        let live = device.io(launch.index, launch.slot);
         let mut tampers: Vec<Tamper<'_>> =
-            injector.tampers(ran.step, ran.prepared, device.io(ran.index), &count);
+            injector.tampers(launch.step, &self.steps[launch.index], live, &count);
         if tampers.is_empty() {
-            return Ok(false);
+            return Ok(None);
         }
-        device.probe().ok_or(NO_PROBE)?.run_tampered(ran.index, &mut tampers)?;
+        let probe = device.probe().ok_or(NO_PROBE)?;
+        probe.run_tampered(launch.index, launch.slot, &mut tampers)?;
         drop(tampers);
-        pending.hit = count.get();
-        injector.counted(pending.hit);
-        Ok(true)
+        injector.counted(count.get());
+        Ok(Some(count.get()))
     }
 
-    /// After the step, whose inputs and outputs lie in `live`.
+    /// Waits for a step and looks at what it left.
     ///
     /// # Errors
     /// A sentence; the engine ends with it.
-    pub fn after(
+    pub fn wait(
         &mut self,
-        ran: &Ran<'_>,
-        mut pending: Pending,
-        live: &Memory,
+        under_way: UnderWay,
+        caches: &Caches,
+        device: &mut dyn Device,
+    ) -> Result<(), String> {
+        let UnderWay { launch, sample, tampered } = under_way;
+        if tampered.is_none() {
+            device.wait(launch.index, launch.slot)?;
+        }
+        look(&launch, device, |live, probe| {
+            let hit = tampered.unwrap_or(0) + self.inject_rows(&launch, live, probe)?;
+            if let Some(sample) = &sample {
+                self.compare(&launch, sample, hit, live, probe)?;
+            }
+            self.check(&launch, caches, live, probe)?;
+            if let Some(injector) = &mut self.injector {
+                injector.pages(launch.step, &launch.stored, &self.pools, probe)?;
+            }
+            Ok(())
+        })?;
+        self.publish();
+        Ok(())
+    }
+
+    fn inject_rows(
+        &mut self,
+        launch: &Launch,
+        live: &HostIo,
+        probe: &mut dyn Probe,
+    ) -> Result<usize, String> {
+        let Some(injector) = &mut self.injector else { return Ok(0) };
+        injector.rows(launch.step, &self.steps[launch.index], live, &self.pools, probe)
+    }
+
+    fn check(
+        &mut self,
+        launch: &Launch,
+        caches: &Caches,
+        live: &HostIo,
         probe: &mut dyn Probe,
     ) -> Result<(), String> {
-        if let Some(injector) = &mut self.injector {
-            pending.hit += injector.rows(ran.step, ran.prepared, live, &self.pools, probe)?;
-        }
-        if let Some(sample) = &pending.sample {
-            self.compare(ran, sample, pending.hit, live, probe)?;
-        }
-        if let Some(canary) = &mut self.canary {
-            canary.history().push(ran.step, ran.index, live);
-            canary.record(ran.step, ran.stored, probe)?;
-            let hits = canary.check(ran.step, ran.caches, probe)?;
-            for hit in &hits {
-                tracing::error!("{hit}");
-            }
-            if let Some(injector) = &mut self.injector {
-                injector.canary(&hits, &self.pools, ran.caches);
-            }
+        let Some(canary) = &mut self.canary else { return Ok(()) };
+        canary.history().push(launch.step, launch.index, live);
+        canary.record(launch.step, &launch.stored, probe)?;
+        let hits = canary.check(launch.step, caches, probe)?;
+        for hit in &hits {
+            tracing::error!("{hit}");
         }
         if let Some(injector) = &mut self.injector {
-            injector.pages(ran.step, ran.stored, &self.pools, probe)?;
+            injector.canary(&hits, &self.pools, caches);
         }
-        self.publish();
         Ok(())
     }
 
     fn compare(
         &mut self,
-        ran: &Ran<'_>,
+        launch: &Launch,
         sample: &Sample,
         hit: usize,
-        live: &Memory,
+        live: &HostIo,
         probe: &mut dyn Probe,
     ) -> Result<(), String> {
         let Some(differential) = &mut self.differential else { return Ok(()) };
-        let found: Differences = differential.after(sample, ran.prepared, live, probe)?;
-        for line in found.lines(ran.step, &ran.prepared.step.shape.to_string()) {
+        let prepared = &self.steps[launch.index];
+        let found: Differences = differential.after(sample, prepared, live, probe)?;
+        for line in found.lines(launch.step, &prepared.step.shape.to_string()) {
             tracing::error!("{line}");
         }
         if let Some(injector) = &mut self.injector {
             injector.sampled(hit, !found.all.is_empty());
         }
-        self.log.0.lock().unwrap_or_else(PoisonError::into_inner).1.add(ran.prepared, live);
+        self.log.0.lock().unwrap_or_else(PoisonError::into_inner).1.add(prepared, live);
         Ok(())
     }
 
@@ -236,13 +270,13 @@ impl Watch {
 
 /// Lends the inputs and outputs of a step beside the rest of the device.
 fn look<R>(
-    index: usize,
+    launch: &Launch,
     device: &mut dyn Device,
-    with: impl FnOnce(&Memory, &mut dyn Probe) -> Result<R, String>,
+    with: impl FnOnce(&HostIo, &mut dyn Probe) -> Result<R, String>,
 ) -> Result<R, String> {
-    let live = std::mem::take(device.io(index));
+    let live = std::mem::take(device.io(launch.index, launch.slot));
     let seen = device.probe().ok_or_else(|| NO_PROBE.to_owned()).and_then(|probe| with(&live, probe));
-    *device.io(index) = live;
+    *device.io(launch.index, launch.slot) = live;
     seen
 }
 

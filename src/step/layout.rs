@@ -4,44 +4,15 @@
 //! Slots are pairwise distinct, lie on pages that the writing request alone can see, never on the null page, and agree with
 //! positions and page tables. State slots are distinct. Who owns a page is the cache's knowledge and comes in as [`Owners`].
 
+mod error;
+
 use std::collections::HashMap;
 
-use super::graph::Graph;
-use super::memory::Memory;
-use crate::ops::{BufferId, Compressed, Op, PAGE_ROWS, Paged, Tokens, Value, WINDOW};
+pub use error::LayoutError;
 
-/// Why a step must not run, in words.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum LayoutError {
-    #[error("{node}: reads {table} as rows of {found} pages, the step's table has rows of {expected}")]
-    Stride { node: String, table: String, expected: usize, found: usize },
-    #[error(
-        "position[{row}]: expected {expected}, found {found} (positions of a request ascend by one, padding last)"
-    )]
-    Position { row: usize, expected: i32, found: i32 },
-    #[error("position[{row}]: expected at most {limit}, found {found}")]
-    TooLong { row: usize, limit: usize, found: i32 },
-    #[error("{table}[{request}][{column}]: expected a page in 0..{pages}, found {found}")]
-    PageRange { table: String, request: usize, column: usize, pages: usize, found: i32 },
-    #[error("{table}[{request}][{column}]: the request reads this page, and it is the null page")]
-    NullPage { table: String, request: usize, column: usize },
-    #[error("{table}[{request}][{column}]: page {page} is not the request's to read")]
-    NotReadable { table: String, request: usize, column: usize, page: usize },
-    #[error("{slots}[{row}]: expected {expected} for position {position}, found {found}")]
-    Slot { slots: String, row: usize, position: i32, expected: i64, found: i64 },
-    #[error("{slots}[{row}]: slot {slot} is written by row {other} too")]
-    SlotTwice { slots: String, row: usize, other: usize, slot: i64 },
-    #[error("{slots}[{row}]: page {page} is not the request's alone to write")]
-    NotWritable { slots: String, row: usize, page: usize },
-    #[error("{table}: page {page}, which request {request} writes, is also seen by request {other}")]
-    PageShared { table: String, page: usize, request: usize, other: usize },
-    #[error("{slots}[{request}]: expected a slot in 0..{limit} for a request with tokens, found {found}")]
-    StateRange { slots: String, request: usize, limit: usize, found: i32 },
-    #[error("{slots}[{request}]: slot {slot} is request {other}'s too")]
-    StateTwice { slots: String, request: usize, other: usize, slot: i32 },
-    #[error("{rows}[{sample}]: expected -1 or a row with a token, found {found}")]
-    SampleRow { rows: String, sample: usize, found: i32 },
-}
+use super::graph::Graph;
+use super::host_io::HostIo;
+use crate::ops::{BufferId, Compressed, Op, PAGE_ROWS, Paged, Tokens, Value, WINDOW};
 
 /// Who may read and write pages. Page tables are named by their input's buffer.
 pub trait Owners {
@@ -93,7 +64,10 @@ pub struct Layout {
     views: Vec<View>,
     stores: Vec<Store>,
     states: Vec<(Value, usize)>,
+    /// Rows that are sampled from.
     samples: Vec<Value>,
+    /// The positions of what is sampled, and the samples of a request.
+    sampled: Option<(Value, usize)>,
     max_positions: usize,
 }
 
@@ -131,7 +105,12 @@ impl Layout {
             Op::IndexStore(o) => {
                 (o.row_slot, o.pool, o.layout.ratio, PAGE_ROWS, o.pages, o.tokens, o.max_positions)
             }
+            Op::Embed(o) => return add(&mut self.states, (o.carry.slot, o.carry.slots)),
             Op::HyperHead(o) => return add(&mut self.samples, o.rows),
+            Op::Sample(o) => {
+                self.sampled = Some((o.position, o.per_request.max(1)));
+                return;
+            }
             _ => return,
         };
         self.tokens = Some(tokens);
@@ -146,11 +125,11 @@ impl Layout {
         }
     }
 
-    /// Checks the inputs that lie in `memory`.
+    /// Checks the inputs in `memory`.
     ///
     /// # Errors
     /// The first [`LayoutError`].
-    pub fn check(&self, memory: &Memory, owners: &dyn Owners) -> Result<(), LayoutError> {
+    pub fn check(&self, memory: &HostIo, owners: &dyn Owners) -> Result<(), LayoutError> {
         let Some(tokens) = self.tokens else { return Ok(()) };
         let positions: &[i32] = memory.host(&tokens.position);
         self.positions(positions, tokens.per_request)?;
@@ -164,7 +143,7 @@ impl Layout {
         for (slots, limit) in &self.states {
             self.state(slots, *limit, memory, &live)?;
         }
-        self.samples.iter().try_for_each(|rows| self.sample_rows(rows, memory, positions))
+        self.samples.iter().try_for_each(|rows| self.sample_rows(rows, memory, positions, tokens.per_request))
     }
 
     fn name(&self, value: &Value) -> String {
@@ -193,7 +172,7 @@ impl Layout {
     fn view(
         &self,
         view: &View,
-        memory: &Memory,
+        memory: &HostIo,
         live: &[&[i32]],
         owners: &dyn Owners,
     ) -> Result<(), LayoutError> {
@@ -226,7 +205,7 @@ impl Layout {
     fn store(
         &self,
         store: &Store,
-        memory: &Memory,
+        memory: &HostIo,
         positions: &[i32],
         per_request: usize,
         owners: &dyn Owners,
@@ -299,7 +278,7 @@ impl Layout {
         &self,
         slots: &Value,
         limit: usize,
-        memory: &Memory,
+        memory: &HostIo,
         live: &[&[i32]],
     ) -> Result<(), LayoutError> {
         let mut owner: HashMap<i32, usize> = HashMap::new();
@@ -318,14 +297,36 @@ impl Layout {
         Ok(())
     }
 
-    fn sample_rows(&self, rows: &Value, memory: &Memory, positions: &[i32]) -> Result<(), LayoutError> {
-        let token =
-            |row: i32| usize::try_from(row).ok().and_then(|r| positions.get(r)).is_some_and(|p| *p >= 0);
-        let found = memory.host::<i32>(rows).iter().enumerate().find(|(_, r)| **r != -1 && !token(**r));
-        match found {
-            Some((sample, &found)) => Err(LayoutError::SampleRow { rows: self.name(rows), sample, found }),
-            None => Ok(()),
+    /// A sample is of a token of its own request, and its position the one after: so it goes to a cell of the carry that
+    /// this step does not read.
+    fn sample_rows(
+        &self,
+        rows: &Value,
+        memory: &HostIo,
+        positions: &[i32],
+        per_request: usize,
+    ) -> Result<(), LayoutError> {
+        let sampled = self.sampled.map(|(value, each)| (value, memory.host::<i32>(&value), each));
+        for (sample, &found) in memory.host::<i32>(rows).iter().enumerate() {
+            let row = usize::try_from(found).ok();
+            let position = row.and_then(|row| positions.get(row)).copied().filter(|p| *p >= 0);
+            let request = sampled.map_or(0, |(.., each)| sample / each);
+            let own = sampled.is_none() || row.is_some_and(|row| row / per_request.max(1) == request);
+            if found != -1 && !(position.is_some() && own) {
+                return Err(LayoutError::SampleRow { rows: self.name(rows), sample, request, found });
+            }
+            let Some((value, all, each)) = sampled else { continue };
+            let found = all.get(sample).copied().unwrap_or(-1);
+            let expected = position.map_or(-1, |p| p + 1);
+            let before = all.get(request * each..sample).unwrap_or(&[]);
+            let alone = before.iter().all(|&other| other < 0 || (other - found) % 2 != 0);
+            if found != -1 && (found != expected || !alone) {
+                let expected = if alone { expected } else { -1 };
+                let positions = self.name(&value);
+                return Err(LayoutError::SamplePosition { positions, sample, expected, found });
+            }
         }
+        Ok(())
     }
 }
 

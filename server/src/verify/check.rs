@@ -15,10 +15,7 @@ use super::Schedule;
 use super::target::Target;
 
 /// The loops that are proved: of an engine that waits for each step, and of one that prepares the next meanwhile.
-const LOOPS: [(usize, Drive); 2] = [
-    (1, DRIVE),
-    (2, Drive { ring: 2, ahead: 2, frees_after_step: true, canary_in_order: true, early_settled: false }),
-];
+const LOOPS: [(usize, Drive); 2] = [(1, Drive { ring: 1, ahead: 1, ..DRIVE }), (DRIVE.ahead, DRIVE)];
 
 /// A step as it is to run.
 #[derive(Debug)]
