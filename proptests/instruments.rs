@@ -97,6 +97,21 @@ fn a_fault_is_found_by_the_instrument_that_can_see_it() {
     }
 }
 
+/// The budget sets how long a change can go unseen, and the canary says so beforehand.
+#[test]
+fn the_canary_keeps_to_its_budget_and_to_its_word() {
+    let of = |budget| {
+        let instruments = Instruments { canary: Some(budget), ..Instruments::default() };
+        run(with(instruments, 4)).1.canary.unwrap()
+    };
+    let (small, large) = (of(1 << 16), of(1 << 24));
+    assert!(small.latency > 3 && small.latency <= small.stated_latency, "{small}");
+    assert_eq!((large.latency, large.stated_latency), (1, 1), "{large}");
+    // One page may lie across the end of the budget.
+    assert!(small.bytes <= small.steps * ((1 << 16) + (1 << 16)), "{small}");
+    assert_eq!(small.sealed, large.sealed);
+}
+
 #[test]
 fn a_fault_strikes_where_it_is_told_to() {
     let of = |spec: &str| run(with(injecting(spec), 4)).1.inject.unwrap();

@@ -8,7 +8,6 @@ use flashlane::checkpoint::{Checkpoint, ModelConfig};
 use flashlane::engine::{Engine, EngineConfig, Generate, SamplingParams};
 use flashlane::format::index_row::IndexFormat;
 use flashlane::format::kv_row::KvFormat;
-use flashlane::instrument::Instruments;
 use flashlane::ops::Dtype;
 use flashlane::step::Numerics;
 
@@ -155,7 +154,7 @@ fn config(args: &ModelArgs, model: &ModelConfig) -> anyhow::Result<EngineConfig>
         numerics: numerics(args)?,
         vocab: model.vocab_size,
         threads: args.threads,
-        instruments: Instruments::default(),
+        instruments: args.instruments.options(),
     })
 }
 

@@ -157,8 +157,10 @@ impl Canary {
             }
         }
         let hashes = jobs.run(probe)?;
+        self.report.watched_bytes += jobs.bytes;
+        let stated = self.report.watched_bytes.div_ceil(self.budget.max(1)) as u64;
+        self.report.stated_latency = self.report.stated_latency.max(stated);
         for ((key, pool, row), hash) in jobs.what.iter().zip(hashes) {
-            let of = if key.window { &self.windows } else { &self.blocks };
             let Some(record) = self.entries.get_mut(key).and_then(|e| e.records.get_mut(*pool)) else {
                 continue;
             };
@@ -175,7 +177,6 @@ impl Canary {
                     let rows = record.rows.iter().flatten().fold(0, |sum: u64, h| sum.wrapping_add(*h));
                     record.sealed = Some(rows.wrapping_add(hash));
                     self.report.sealed += 1;
-                    self.report.watched_bytes += of[*pool].page_bytes;
                 }
             }
         }
@@ -263,14 +264,7 @@ impl Canary {
                 continue;
             }
             let (pool, record) = self.pair(key, at);
-            bytes += if record.sealed.is_some() {
-                pool.page_bytes
-            } else {
-                record
-                    .known()
-                    .map(|(row, _)| pool.row(row).iter().map(std::ops::Range::len).sum::<usize>())
-                    .sum()
-            };
+            bytes += record.bytes(pool);
             self.rotation.push_back((key, at));
             due.push((key, at));
         }
@@ -281,16 +275,17 @@ impl Canary {
     fn forget(&mut self, key: Key) {
         let Some(entry) = self.entries.remove(&key) else { return };
         let pools = if key.window { &self.windows } else { &self.blocks };
-        for (pool, record) in pools.iter().zip(&entry.records) {
-            if record.sealed.is_some() {
-                self.report.watched_bytes -= pool.page_bytes;
-                self.report.released_unchecked += u64::from(!record.checked);
-            }
-        }
+        let bytes = pools.iter().zip(&entry.records).map(|(pool, record)| record.bytes(pool)).sum::<usize>();
+        self.report.watched_bytes -= bytes;
+        let unchecked = entry.records.iter().filter(|r| r.sealed.is_some() && !r.checked).count();
+        self.report.released_unchecked += unchecked as u64;
     }
 
     fn checked(&mut self, step: u64, key: Key, at: usize) {
         let Some(record) = self.entries.get_mut(&key).and_then(|e| e.records.get_mut(at)) else { return };
+        if record.known().next().is_none() {
+            return;
+        }
         let report = &mut self.report;
         report.latency = report.latency.max(step.saturating_sub(record.clean));
         if record.sealed.is_some() {
@@ -344,6 +339,14 @@ impl Record {
     fn empty(pool: &Pool) -> Self {
         let stored = vec![0; pool.page_rows];
         Self { rows: vec![None; pool.page_rows], sealed: None, stored, clean: 0, checked: false }
+    }
+
+    /// Bytes that a check hashes.
+    fn bytes(&self, pool: &Pool) -> usize {
+        if self.sealed.is_some() {
+            return pool.page_bytes;
+        }
+        self.known().map(|(row, _)| pool.row_bytes(row)).sum()
     }
 
     fn known(&self) -> impl Iterator<Item = (usize, u64)> {

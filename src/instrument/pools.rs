@@ -79,6 +79,12 @@ impl Pool {
         &self.rows[row % self.page_rows]
     }
 
+    /// How many those are.
+    #[must_use]
+    pub fn row_bytes(&self, row: usize) -> usize {
+        self.row(row).iter().map(Range::len).sum()
+    }
+
     /// The row that a byte of a page belongs to; `None` for padding.
     #[must_use]
     pub fn row_at(&self, byte: usize) -> Option<usize> {

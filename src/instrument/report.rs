@@ -19,8 +19,10 @@ pub struct CanaryReport {
     pub pages: u64,
     pub rows: u64,
     pub bytes: u64,
-    /// Full pages under watch now.
+    /// Under watch now.
     pub watched_bytes: usize,
+    /// Steps within which a change is seen, by the bytes under watch and the budget: the most so far.
+    pub stated_latency: u64,
     /// Most steps between two looks at the same rows.
     pub latency: u64,
     /// Full pages that were given back before the rotation came to them.
@@ -29,12 +31,6 @@ pub struct CanaryReport {
 }
 
 impl CanaryReport {
-    /// Steps within which a change of what is watched now is seen.
-    #[must_use]
-    pub fn stated_latency(&self) -> u64 {
-        (self.watched_bytes.div_ceil(self.budget.max(1)) as u64).max(1)
-    }
-
     /// Why it certifies nothing; `None`: what it has checked, it certifies.
     #[must_use]
     pub fn refusal(&self) -> Option<String> {
@@ -151,13 +147,24 @@ pub struct Report {
 impl fmt::Display for CanaryReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let certified = self.refusal().map_or_else(|| "yes".to_owned(), |why| format!("no ({why})"));
-        let Self { steps, sealed, pages, rows, bytes, latency, hits, budget, released_unchecked, .. } = self;
+        let Self {
+            steps,
+            sealed,
+            pages,
+            rows,
+            bytes,
+            latency,
+            stated_latency,
+            hits,
+            budget,
+            released_unchecked,
+            ..
+        } = self;
         write!(
             f,
             "canary hits={hits} steps={steps} sealed={sealed} pages_checked={pages} rows_checked={rows} bytes={bytes} \
-             budget={budget} latency_steps={latency} stated_latency_steps={} released_unchecked={released_unchecked} \
-             certified={certified}",
-            self.stated_latency(),
+             budget={budget} latency_steps={latency} stated_latency_steps={stated_latency} released_unchecked={released_unchecked} \
+             certified={certified}"
         )
     }
 }

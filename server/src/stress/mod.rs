@@ -4,6 +4,7 @@
 //! bit by bit; over HTTP only the answers can be judged. With a mutant it shows what the proof is there to prevent.
 
 mod compare;
+mod instruments;
 mod report;
 
 use std::io::{self, Write};
@@ -18,12 +19,13 @@ use flashlane::engine::{Engine, RowLog, Simulation};
 use flashlane::step::Mutant;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::cli::{Device, ModelArgs};
+use crate::cli::{Device, InstrumentArgs, ModelArgs};
 use crate::engine;
 use crate::sessions::{Limits, Local, Model, Remote, Script, Session, play_all};
 use crate::tasks::items::{Kind, Shape};
 use crate::tasks::lexicon::Lexicon;
 pub use compare::{Against, Comparison, Place, compare};
+pub use instruments::Instrumented;
 pub use report::Report;
 
 /// Rows of the largest step that is worth building.
@@ -129,6 +131,9 @@ impl StressArgs {
         if self.url.is_none() && self.max_rate != 0.0 {
             bail!("--max-rate is for --url; in process any token that differs fails the run");
         }
+        if self.url.is_some() && self.model.instruments.options().any() {
+            bail!("--canary, --diff-every and --inject are the server's: give them to `flashlane serve`");
+        }
         Ok(())
     }
 
@@ -214,7 +219,7 @@ fn in_process(args: &StressArgs, scripts: &[Script], runtime: &tokio::runtime::R
     }
     let rows = simulation.rows.clone();
     let started = Instant::now();
-    let company = {
+    let (company, seen) = {
         let loaded = if on_gpu(args) {
             engine::build(&together)?
         } else {
@@ -223,17 +228,23 @@ fn in_process(args: &StressArgs, scripts: &[Script], runtime: &tokio::runtime::R
             })?
         };
         let model = Model::Local(Local::new(&loaded));
-        runtime.block_on(sessions(&model, scripts, args.limits(), "together"))
+        let company = runtime.block_on(sessions(&model, scripts, args.limits(), "together"));
+        (company, loaded.engine.instruments().map(|report| (report, loaded.engine.sampled())))
     };
     let wall = started.elapsed();
     let device = if on_gpu(args) { args.model.device } else { Device::Cpu };
-    let loaded = engine::build(&ModelArgs { device, ..sized(args, scripts, 1) })?;
+    let instruments = InstrumentArgs::default();
+    let loaded = engine::build(&ModelArgs { device, instruments, ..sized(args, scripts, 1) })?;
     let model = Model::Local(Local::new(&loaded));
     let patient =
         Limits { concurrency: 1, timeout: Duration::from_secs(u64::from(u32::MAX)), ..args.limits() };
     let alone = runtime.block_on(sessions(&model, scripts, patient, "alone"));
     let comparison = compare(scripts, &company, &alone, &rows);
-    Ok(Report::new(args, scripts, company, Some(comparison), wall))
+    let instruments =
+        seen.map(|(report, sampled)| Instrumented::new(report, &sampled, &company, &comparison));
+    let mut report = Report::new(args, scripts, company, Some(comparison), wall);
+    report.instruments = instruments;
+    Ok(report)
 }
 
 /// The simulator is the CPU's, and tokens of the CPU and of a GPU are not compared here.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::compare::{Against, Comparison, Place};
-use super::{Order, StressArgs};
+use super::{Instrumented, Order, StressArgs};
 use crate::cli::{IndexK, Rounding};
 use crate::interval::{Proportion, percent};
 use crate::sessions::{Class, Script, Session};
@@ -40,6 +40,8 @@ pub struct Report {
     pub stray: usize,
     /// In process only.
     pub comparison: Option<Comparison>,
+    /// What the instruments saw, if there were any.
+    pub instruments: Option<Instrumented>,
     pub leaks: Vec<Leak>,
     pub errors: Vec<Failure>,
     #[serde(skip)]
@@ -97,6 +99,7 @@ impl Report {
             wrong_tool: count(|s| s.faults.wrong_tool),
             stray: count(|s| s.faults.stray),
             comparison,
+            instruments: None,
             leaks: scripts.iter().zip(&sessions).filter_map(leak).collect(),
             errors: sessions.iter().filter_map(failure).collect(),
             max_rate: args.max_rate,
@@ -116,7 +119,7 @@ impl Report {
                 percent(self.corrupt.rate()),
                 percent(self.max_rate)
             )),
-            _ => None,
+            _ => self.instruments.as_ref().and_then(Instrumented::failure),
         }
     }
 
@@ -160,7 +163,10 @@ impl Report {
         for Failure { session, error } in self.errors.iter().take(SHOWN) {
             writeln!(out, "session {session} failed: {error}")?;
         }
-        self.comparison.as_ref().map_or(Ok(()), |comparison| write_comparison(comparison, self.sessions, out))
+        self.comparison
+            .as_ref()
+            .map_or(Ok(()), |comparison| write_comparison(comparison, self.sessions, out))?;
+        self.instruments.as_ref().map_or(Ok(()), |instruments| instruments.write(out))
     }
 
     fn setting(&self) -> String {
