@@ -2,6 +2,7 @@
 //! that end as they began.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use flashlane::checkpoint::{Checkpoint, synthetic};
 use flashlane::cpu;
@@ -74,16 +75,18 @@ fn alone_on(numerics: Numerics, threads: Option<usize>) -> Vec<Vec<u32>> {
     (0u64..).zip(PROMPTS).map(one).collect()
 }
 
-fn idle(engine: &Engine) {
-    // The last event goes out before the counters are published.
-    while engine.stats().running > 0 || engine.stats().waiting > 0 {
+pub(crate) fn idle(engine: &Engine) {
+    // The last event goes out before the counters are published and before the step under way has completed.
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        let s = engine.stats();
+        let free = (s.free_blocks, s.free_windows, s.free_slots);
+        if (s.running, s.waiting) == (0, 0) && free == (s.total_blocks, s.total_windows, s.total_slots) {
+            return;
+        }
+        assert!(Instant::now() < deadline, "not everything came back: {s:?}");
         std::thread::yield_now();
     }
-    let s = engine.stats();
-    assert_eq!(
-        (s.free_blocks, s.free_windows, s.free_slots),
-        (s.total_blocks, s.total_windows, s.total_slots)
-    );
 }
 
 /// Promise 1: whatever the batch, the bucket and the row.

@@ -172,11 +172,11 @@ fn positions_of_a_request_ascend_and_padding_is_last() {
 struct NotTheSecond;
 
 impl Owners for NotTheSecond {
-    fn reads(&self, _: BufferId, request: usize, _: usize) -> bool {
+    fn reads(&self, _: BufferId, request: usize, _: usize, _: usize) -> bool {
         request != 1
     }
 
-    fn writes(&self, _: BufferId, request: usize, _: usize) -> bool {
+    fn writes(&self, _: BufferId, request: usize, _: usize, _: usize) -> bool {
         request != 1
     }
 }

@@ -27,6 +27,7 @@ mod emulator;
 #[cfg(feature = "cuda")]
 mod nvfp4;
 
+mod ahead;
 mod any_order;
 mod checkpoint;
 mod company;

@@ -73,7 +73,8 @@ pub struct ModelArgs {
     /// Longest sequence, prompt and answer together, in tokens; without it, what the model allows, at most 8192
     #[arg(long, env = "FLASHLANE_MAX_MODEL_LEN", value_name = "TOKENS")]
     pub max_model_len: Option<usize>,
-    /// Requests in one step; more wait in the queue
+    /// Requests in one step; more wait in the queue. Between two tokens of an answer at most one block of 256 tokens of
+    /// other prompts is read; every other block goes to the shortest prompt
     #[arg(long, env = "FLASHLANE_MAX_NUM_SEQS", value_name = "N", default_value_t = 8, value_parser = from_1_to(1024))]
     pub max_num_seqs: usize,
     /// Requests that may wait; further ones are answered 429

@@ -1,6 +1,6 @@
 //! Fills the inputs of a step from the requests in it. Nothing of the step but these bytes depends on a request.
 
-use crate::cache::{Caches, Page, Pages, Sequence};
+use crate::cache::{Caches, Sequence};
 use crate::instrument::Stored;
 use crate::model::{ModelStep, StepIo};
 use crate::ops::{BufferId, Embed, Value};
@@ -62,23 +62,19 @@ pub struct Held<'a> {
 }
 
 impl Owners for Held<'_> {
-    fn reads(&self, table: BufferId, request: usize, page: usize) -> bool {
+    fn reads(&self, table: BufferId, request: usize, column: usize, page: usize) -> bool {
         let Some(sequence) = self.segments.get(request).map(|s| s.sequence) else { return false };
-        let holds = |pages: &Pages, handle: Option<Page>| {
-            handle.is_some_and(|handle| pages.check(sequence.owner, handle).is_ok())
-        };
-        let is = |handle: &&Page| handle.id as usize == page;
-        if table == self.io.window_table.buffer {
-            let handle = sequence.windows.iter().map(|(_, handle)| handle).find(is);
-            holds(&self.caches.windows, handle.copied())
+        let (pages, handle) = if table == self.io.window_table.buffer {
+            (&self.caches.windows, sequence.window(column))
         } else {
-            holds(&self.caches.blocks, sequence.blocks.iter().find(is).copied())
-        }
+            (&self.caches.blocks, sequence.blocks.get(column).copied())
+        };
+        handle.is_some_and(|held| held.id as usize == page && pages.check(sequence.owner, held).is_ok())
     }
 
     /// Nothing is shared yet: whoever may read a page may write it.
-    fn writes(&self, table: BufferId, request: usize, page: usize) -> bool {
-        self.reads(table, request, page)
+    fn writes(&self, table: BufferId, request: usize, column: usize, page: usize) -> bool {
+        self.reads(table, request, column, page)
     }
 }
 

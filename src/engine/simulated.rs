@@ -79,8 +79,8 @@ pub enum SimulationError {
     #[error("no step of this model has a place for {0}")]
     NoPlace(&'static str),
     #[error(
-        "{0} shows when a step's output is read after the next step has begun, which this engine never does; \
-         `verify` finds it in the proof of the loop"
+        "{0} shows when a step's output is read where it lies after the next step has begun, and this engine copies \
+         outputs out before; `verify` finds it in the proof of the loop"
     )]
     NotInThisLoop(&'static str),
 }

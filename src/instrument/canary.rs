@@ -149,11 +149,17 @@ impl Canary {
     ///
     /// # Errors
     /// The device's sentence.
-    pub fn record(&mut self, step: u64, stored: &[Stored], probe: &mut dyn Probe) -> Result<(), String> {
+    pub fn record(
+        &mut self,
+        step: u64,
+        stored: &[Stored],
+        caches: &Caches,
+        probe: &mut dyn Probe,
+    ) -> Result<(), String> {
         let mut jobs = Jobs::default();
         for one in stored {
             for window in [true, false] {
-                self.rows_of(one, window, &mut jobs);
+                self.rows_of(one, window, caches, &mut jobs);
             }
         }
         let hashes = jobs.run(probe)?;
@@ -184,14 +190,15 @@ impl Canary {
     }
 
     /// Asks for the rows of one kind that a request's tokens have completed.
-    fn rows_of(&mut self, stored: &Stored, window: bool, jobs: &mut Jobs) {
+    fn rows_of(&mut self, stored: &Stored, window: bool, caches: &Caches, jobs: &mut Jobs) {
         let Stored { sequence, start, tokens } = stored;
         let (start, tokens) = (*start, *tokens);
         let pools = if window { &self.windows } else { &self.blocks };
         for (at, pool) in pools.iter().enumerate() {
             for row in start / pool.ratio..(start + tokens) / pool.ratio {
                 let number = row / pool.page_rows;
-                let Some(page) = held(sequence, window, number) else { continue };
+                let page = held(sequence, window, number);
+                let Some(page) = page.filter(|p| holds(caches, window, sequence.owner, *p)) else { continue };
                 let key = Key { window, page };
                 let rotation = &mut self.rotation;
                 let entry = self.entries.entry(key).or_insert_with(|| {
@@ -257,9 +264,8 @@ impl Canary {
                 break;
             }
             let Some((key, at)) = self.rotation.pop_front() else { break };
-            let pages = if key.window { &caches.windows } else { &caches.blocks };
             let Some(entry) = self.entries.get(&key) else { continue };
-            if pages.check(entry.owner, key.page).is_err() {
+            if !holds(caches, key.window, entry.owner, key.page) {
                 self.forget(key);
                 continue;
             }
@@ -352,6 +358,11 @@ impl Record {
     fn known(&self) -> impl Iterator<Item = (usize, u64)> {
         self.rows.iter().enumerate().filter_map(|(row, hash)| hash.map(|hash| (row, hash)))
     }
+}
+
+fn holds(caches: &Caches, window: bool, owner: Owner, page: Page) -> bool {
+    let pages = if window { &caches.windows } else { &caches.blocks };
+    pages.check(owner, page).is_ok()
 }
 
 /// The handle of a request's page by its number in the sequence.

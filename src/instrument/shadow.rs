@@ -188,24 +188,25 @@ impl Held<'_> {
         }
     }
 
-    /// The first run's table has this page.
-    fn sees(&self, table: BufferId, request: usize, page: u32) -> bool {
+    /// The first run's table has this page at this place.
+    fn sees(&self, table: BufferId, request: usize, column: usize, page: u32) -> bool {
         let (table, width, _) = self.of(table);
         let ids = self.live.host::<i32>(table).chunks(width.max(1)).nth(request).unwrap_or(&[]);
-        ids.iter().any(|&id| u32::try_from(id) == Ok(page))
+        ids.get(column).is_some_and(|&id| u32::try_from(id) == Ok(page))
     }
 }
 
 impl Owners for Held<'_> {
-    fn reads(&self, table: BufferId, request: usize, page: usize) -> bool {
+    fn reads(&self, table: BufferId, request: usize, column: usize, page: usize) -> bool {
         let Ok(page) = u32::try_from(page) else { return false };
         let shadowed = self.of(table).2.contains_key(&page);
-        self.writes(table, request, page as usize) || (!shadowed && self.sees(table, request, page))
+        self.writes(table, request, column, page as usize)
+            || (!shadowed && self.sees(table, request, column, page))
     }
 
-    fn writes(&self, table: BufferId, request: usize, page: usize) -> bool {
+    fn writes(&self, table: BufferId, request: usize, column: usize, page: usize) -> bool {
         let mut pages = self.of(table).2.iter();
         let of = pages.find_map(|(&live, &to)| (to as usize == page).then_some(live));
-        of.is_some_and(|live| self.sees(table, request, live))
+        of.is_some_and(|live| self.sees(table, request, column, live))
     }
 }

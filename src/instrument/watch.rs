@@ -226,7 +226,7 @@ impl Watch {
     ) -> Result<(), String> {
         let Some(canary) = &mut self.canary else { return Ok(()) };
         canary.history().push(launch.step, launch.index, live);
-        canary.record(launch.step, &launch.stored, probe)?;
+        canary.record(launch.step, &launch.stored, caches, probe)?;
         let hits = canary.check(launch.step, caches, probe)?;
         for hit in &hits {
             tracing::error!("{hit}");

@@ -5,36 +5,16 @@
 //! positions and page tables. State slots are distinct. Who owns a page is the cache's knowledge and comes in as [`Owners`].
 
 mod error;
+mod owners;
 
 use std::collections::HashMap;
 
 pub use error::LayoutError;
+pub use owners::{AnyOwner, Owners};
 
 use super::graph::Graph;
 use super::host_io::HostIo;
 use crate::ops::{BufferId, Compressed, Op, PAGE_ROWS, Paged, Tokens, Value, WINDOW};
-
-/// Who may read and write pages. Page tables are named by their input's buffer.
-pub trait Owners {
-    /// The page belongs to the request, or is shared with it.
-    fn reads(&self, table: BufferId, request: usize, page: usize) -> bool;
-    /// The page belongs to the request and to nobody else.
-    fn writes(&self, table: BufferId, request: usize, page: usize) -> bool;
-}
-
-/// Takes every page for the request's own; the other checks remain.
-#[derive(Clone, Copy, Debug)]
-pub struct AnyOwner;
-
-impl Owners for AnyOwner {
-    fn reads(&self, _: BufferId, _: usize, _: usize) -> bool {
-        true
-    }
-
-    fn writes(&self, _: BufferId, _: usize, _: usize) -> bool {
-        true
-    }
-}
 
 /// What one page table lets a request see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -179,8 +159,8 @@ impl Layout {
         let Paged { table, width, page_rows, pages, .. } = view.paged;
         let name = || self.name(&table);
         for (request, row) in memory.host::<i32>(&table).chunks(width.max(1)).enumerate() {
-            let wrong = row.iter().position(|&id| usize::try_from(id).is_ok_and(|id| id >= pages) || id < 0);
-            if let Some(column) = wrong {
+            let outside = |id: &i32| usize::try_from(*id).map_or(true, |id| id >= pages);
+            if let Some(column) = row.iter().position(outside) {
                 return Err(LayoutError::PageRange {
                     table: name(),
                     request,
@@ -194,7 +174,7 @@ impl Layout {
                 if page == 0 {
                     return Err(LayoutError::NullPage { table: name(), request, column });
                 }
-                if !owners.reads(table.buffer, request, page) {
+                if !owners.reads(table.buffer, request, column, page) {
                     return Err(LayoutError::NotReadable { table: name(), request, column, page });
                 }
             }
@@ -231,7 +211,8 @@ impl Layout {
             if found >= 0 {
                 let page = found as usize / store.page_rows;
                 let owner = store.table.unwrap_or(store.slots).buffer;
-                if !owners.writes(owner, request, page) {
+                let column = position.max(0) as usize / store.ratio / store.page_rows;
+                if !owners.writes(owner, request, column, page) {
                     return Err(LayoutError::NotWritable { slots: self.name(&store.slots), row, page });
                 }
                 written.push((found, row));
@@ -254,21 +235,22 @@ impl Layout {
         per_request: usize,
         positions: &[i32],
     ) -> Result<(), LayoutError> {
-        let mut seen: HashMap<usize, Vec<usize>> = HashMap::new();
-        for (request, rows) in positions.chunks(per_request.max(1)).enumerate() {
-            let ids = table.get(request * store.width..(request + 1) * store.width).unwrap_or(&[]);
-            for column in visible(live(rows), store.ratio, store.page_rows) {
-                let page = ids.get(column).map_or(0, |&id| id as usize);
-                seen.entry(page).or_default().push(request);
+        // By page: the request that writes it, and whether it was seen.
+        let mut pages: Vec<Option<(usize, bool)>> = vec![None; store.pages];
+        for &(slot, row) in written {
+            if let Some(page) = pages.get_mut(slot as usize / store.page_rows) {
+                *page = Some((row / per_request, false));
             }
         }
-        for &(slot, row) in written {
-            let (page, request) = (slot as usize / store.page_rows, row / per_request);
-            let by = seen.get(&page).map_or(&[][..], |by| by);
-            if by.iter().any(|r| *r != request) || by.len() > 1 {
-                let table = store.table.as_ref().map_or_else(String::new, |t| self.name(t));
-                let other = by.iter().copied().find(|r| *r != request).unwrap_or(request);
-                return Err(LayoutError::PageShared { table, page, request, other });
+        for (other, rows) in positions.chunks(per_request.max(1)).enumerate() {
+            let ids = table.get(other * store.width..(other + 1) * store.width).unwrap_or(&[]);
+            for column in visible(live(rows), store.ratio, store.page_rows) {
+                let page = ids.get(column).map_or(0, |&id| id as usize);
+                let Some(Some((request, seen))) = pages.get_mut(page) else { continue };
+                if *request != other || std::mem::replace(seen, true) {
+                    let table = store.table.as_ref().map_or_else(String::new, |t| self.name(t));
+                    return Err(LayoutError::PageShared { table, page, request: *request, other });
+                }
             }
         }
         Ok(())
@@ -323,7 +305,7 @@ impl Layout {
             if found != -1 && (found != expected || !alone) {
                 let expected = if alone { expected } else { -1 };
                 let positions = self.name(&value);
-                return Err(LayoutError::SamplePosition { positions, sample, expected, found });
+                return Err(LayoutError::SamplePosition { positions, sample, request, expected, found });
             }
         }
         Ok(())

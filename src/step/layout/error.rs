@@ -32,5 +32,28 @@ pub enum LayoutError {
     #[error("{rows}[{sample}]: expected -1 or a row with a token of request {request}, found {found}")]
     SampleRow { rows: String, sample: usize, request: usize, found: i32 },
     #[error("{positions}[{sample}]: expected {expected}, found {found}")]
-    SamplePosition { positions: String, sample: usize, expected: i32, found: i32 },
+    SamplePosition { positions: String, sample: usize, request: usize, expected: i32, found: i32 },
+}
+
+impl LayoutError {
+    /// The request at fault, of a step with `per_request` rows for each; `None` if it is the step itself.
+    #[must_use]
+    pub fn request(&self, per_request: usize) -> Option<usize> {
+        match *self {
+            Self::Stride { .. } => None,
+            Self::Position { row, .. }
+            | Self::TooLong { row, .. }
+            | Self::Slot { row, .. }
+            | Self::SlotTwice { row, .. }
+            | Self::NotWritable { row, .. } => row.checked_div(per_request),
+            Self::PageRange { request, .. }
+            | Self::NullPage { request, .. }
+            | Self::NotReadable { request, .. }
+            | Self::PageShared { request, .. }
+            | Self::StateRange { request, .. }
+            | Self::StateTwice { request, .. }
+            | Self::SampleRow { request, .. }
+            | Self::SamplePosition { request, .. } => Some(request),
+        }
+    }
 }
