@@ -261,3 +261,71 @@ fn instruments_do_not_start_where_they_cannot_look() {
     assert!(refused.contains("certify nothing") && refused.contains("cannot be read"), "{refused}");
     assert!(observed(config(SERVED, 1), false).0.is_ok(), "without instruments nothing is looked at");
 }
+
+/// The same code on the CUDA path: nothing differs where nothing is wrong, and a fault of each sort is found.
+#[cfg(feature = "cuda")]
+mod cuda {
+    use flashlane::cuda::{Backend, RunMode};
+    use flashlane::engine::GpuConfig;
+
+    use super::*;
+
+    /// Contexts over the top-k limit, with a full window page.
+    fn report(
+        backend: &Arc<dyn Backend>,
+        mode: RunMode,
+        spec: Option<&str>,
+        sizes: &[(usize, usize)],
+    ) -> Report {
+        let instruments = spec.map_or(ALL_ON, injecting);
+        let gpu = GpuConfig { mode, ..GpuConfig::default() };
+        let config = with(instruments, sizes.len());
+        let engine = Engine::on_gpu(&model(), config, Arc::clone(backend), &gpu).unwrap();
+        let submit = |(seed, &(prompt, max)): (u64, &(usize, usize))| {
+            engine.submit(request(seed, prompt, max)).unwrap()
+        };
+        let handles: Vec<_> = (0u64..).zip(sizes).map(submit).collect();
+        handles.into_iter().for_each(|handle| drop(collect(handle)));
+        settled(&engine)
+    }
+
+    fn holds(backend: &Arc<dyn Backend>, mode: RunMode, sizes: &[(usize, usize)]) {
+        let sound = report(backend, mode, None, sizes);
+        let (canary, diff) = (sound.canary.unwrap(), sound.differential.unwrap());
+        assert_eq!((canary.hits, canary.refusal()), (0, None), "{mode:?}: {canary}");
+        assert_eq!((diff.differing, diff.refusals().len()), (0, 0), "{mode:?}: {diff}");
+        for spec in ["byte:pool=window", "row:pool=window"] {
+            let faulty = report(backend, mode, Some(spec), sizes);
+            let inject = faulty.inject.unwrap();
+            assert!(inject.injected > 0, "{mode:?}: {inject}");
+            if spec.starts_with("byte") {
+                assert!(inject.found_by_canary > 0, "{mode:?}: {inject}");
+            } else {
+                assert_eq!(inject.found_by_differential, inject.sampled_steps, "{mode:?}: {inject}");
+            }
+        }
+        if !mode.captured {
+            let inject = report(backend, mode, Some("index"), sizes).inject.unwrap();
+            assert!(inject.sampled_steps > 0, "{mode:?}: {inject}");
+            assert_eq!(inject.found_by_differential, inject.sampled_steps, "{mode:?}: {inject}");
+        }
+    }
+
+    #[test]
+    fn a_gpu_is_watched_in_every_mode() {
+        let Some(gpu) = crate::support::cuda::gpu() else { return };
+        let sizes = [(1, 9), (63, 9), (250, 12), (257, 40), (420, 9)];
+        for (captured, forked) in [(true, true), (true, false), (false, true), (false, false)] {
+            let mode = RunMode { captured, forked, ..RunMode::default() };
+            holds(&gpu, mode, &sizes);
+            eprintln!("{mode:?}: watched");
+        }
+    }
+
+    #[cfg(feature = "emulator")]
+    #[test]
+    fn the_emulator_is_watched() {
+        let emulator: Arc<dyn Backend> = Arc::new(flashlane::cuda::Emulator::new(1));
+        holds(&emulator, RunMode::default(), &[(65, 3)]);
+    }
+}

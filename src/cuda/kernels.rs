@@ -29,6 +29,7 @@ macro_rules! kernels {
 
 kernels! {
     Attention, "attention", "attention";
+    Canary, "canary", "canary";
     CompressC4, "compress", "compress_c4";
     CompressC128, "compress", "compress_c128";
     Delay, "delay", "delay";

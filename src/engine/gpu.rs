@@ -11,10 +11,10 @@ use super::handle::{Engine, EngineConfig};
 use super::local::LocalError;
 use crate::checkpoint::Checkpoint;
 use crate::cuda::{
-    Backend, CudaError, DeviceBuffer, DeviceResident, DeviceStep, DeviceWeights, Executor, Fence, Options,
-    Ready, RunMode, Staging, Uncertified,
+    Backend, CudaError, DeviceBuffer, DeviceResident, DeviceStep, DeviceWeights, Executor, Fence, Hasher,
+    Options, Ready, RunMode, Staging, Uncertified,
 };
-use crate::instrument::{Piece, Probe, Store, Tamper, run_in_pieces};
+use crate::instrument::{Piece, Probe, Span, Store, Tamper, run_in_pieces};
 use crate::model::{CacheLayout, ModelWeights, load};
 use crate::step::{Bytes, Graph, HostIo, Memory, Mutant, NodeId, Plan, Program, Random, prove};
 
@@ -118,6 +118,7 @@ struct GpuDevice {
     loaded: Vec<Loaded>,
     /// Kept for as long as the steps point into it.
     resident: DeviceResident,
+    hasher: Hasher,
     /// Nothing can be changed inside a step that replays.
     captured: bool,
     executor: Executor,
@@ -153,7 +154,8 @@ impl GpuDevice {
             seconds = begun.elapsed().as_secs_f32(),
             "steps are ready"
         );
-        Ok(Self { loaded, resident, captured: config.mode.captured, executor, steps: steps.into() })
+        let hasher = Hasher::default();
+        Ok(Self { loaded, resident, hasher, captured: config.mode.captured, executor, steps: steps.into() })
     }
 }
 
@@ -213,6 +215,11 @@ impl Probe for GpuDevice {
     fn write(&mut self, store: Store, offset: usize, from: &[u8]) -> Result<(), String> {
         let buffer = self.store(store)?;
         buffer.upload(offset, from).map_err(|error| error.to_string())
+    }
+
+    fn hashes(&mut self, spans: &[Span]) -> Result<Vec<u64>, String> {
+        let hashes = self.hasher.hashes(&self.executor.backend, &self.resident, spans);
+        hashes.map_err(|error| error.to_string())
     }
 
     fn rerun(&mut self, step: usize, io: &mut HostIo, tampers: &mut [Tamper<'_>]) -> Result<(), String> {

@@ -20,6 +20,9 @@ use crate::step::HostIo;
 /// Why there is no [`Watch`] on some devices.
 pub(crate) const NO_PROBE: &str = "this device cannot be read between steps";
 
+/// Differences of one step that are logged, the first layers first: later ones follow from them.
+const LINES: usize = 4;
+
 /// Rows that [`SampledRows`] remembers.
 const ROWS: usize = 1 << 20;
 
@@ -248,8 +251,16 @@ impl Watch {
         let Some(differential) = &mut self.differential else { return Ok(()) };
         let prepared = &self.steps[launch.index];
         let found: Differences = differential.after(sample, prepared, live, probe)?;
-        for line in found.lines(launch.step, &prepared.step.shape.to_string()) {
+        let lines = found.lines(launch.step, &prepared.step.shape.to_string());
+        for line in lines.iter().take(LINES) {
             tracing::error!("{line}");
+        }
+        if lines.len() > LINES {
+            tracing::error!(
+                "diff step={} and {} more layers and quantities",
+                launch.step,
+                lines.len() - LINES
+            );
         }
         if let Some(injector) = &mut self.injector {
             injector.sampled(hit, !found.all.is_empty());
