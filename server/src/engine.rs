@@ -9,7 +9,7 @@ use flashlane::checkpoint::{Checkpoint, ModelConfig};
 use flashlane::cuda::{Backend, RunMode};
 use flashlane::engine::{Engine, EngineConfig, Generate, SamplingParams};
 #[cfg(feature = "cuda")]
-use flashlane::engine::{Forced, GpuConfig};
+use flashlane::engine::{Forced, GpuConfig, IdleLog};
 use flashlane::format::index_row::IndexFormat;
 use flashlane::format::kv_row::KvFormat;
 use flashlane::ops::Dtype;
@@ -85,6 +85,16 @@ pub fn build(args: &ModelArgs) -> anyhow::Result<Loaded> {
 pub fn build_forced(args: &ModelArgs, forced: Forced) -> anyhow::Result<Loaded> {
     let Some(gpu) = gpu(args.device)? else { bail!("--device: there is no GPU to force a mutant on") };
     build_on(args, gpu, &GpuConfig { mode: mode(args), forced: Some(forced), ..GpuConfig::default() })
+}
+
+/// As [`build`], on a GPU whose idle time is noted.
+///
+/// # Errors
+/// As [`build`]; there may be no GPU.
+#[cfg(feature = "cuda")]
+pub fn build_timed(args: &ModelArgs, idle: IdleLog) -> anyhow::Result<Loaded> {
+    let Some(gpu) = gpu(args.device)? else { bail!("--device: there is no GPU") };
+    build_on(args, gpu, &GpuConfig { mode: mode(args), idle: Some(idle), ..GpuConfig::default() })
 }
 
 #[cfg(feature = "cuda")]

@@ -62,13 +62,25 @@ pub trait Fence: std::fmt::Debug + Send {
     ///
     /// # Errors
     /// [`CudaError::Driver`]: also what something before it did wrong.
-    fn wait(self: Box<Self>) -> Result<(), CudaError>;
+    fn wait(&self) -> Result<(), CudaError>;
+
+    /// Microseconds from an earlier point to this one, both waited for; `None` where there is no clock.
+    fn since(&self, earlier: &dyn Fence) -> Option<f32> {
+        let _ = earlier;
+        None
+    }
+
+    fn as_any(&self) -> &dyn Any;
 }
 
 /// The point of a backend that has always caught up.
 impl Fence for () {
-    fn wait(self: Box<Self>) -> Result<(), CudaError> {
+    fn wait(&self) -> Result<(), CudaError> {
         Ok(())
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
     }
 }
 

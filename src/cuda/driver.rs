@@ -299,7 +299,8 @@ impl Backend for Gpu {
     }
 
     fn fence(&self) -> Result<Box<dyn Fence>, CudaError> {
-        let event = self.event()?;
+        let timed = sys::CUevent_flags_enum::CU_EVENT_DEFAULT;
+        let event = self.context.new_event(Some(timed)).map_err(failed("cuEventCreate"))?;
         event.record(&self.stream).map_err(failed("cuEventRecord"))?;
         Ok(Box::new(Recorded(event)))
     }

@@ -1,5 +1,6 @@
 //! Page-locked host memory and points in a stream: what lets copies run beside the host.
 
+use std::any::Any;
 use std::ffi::c_void;
 use std::sync::Arc;
 
@@ -57,7 +58,16 @@ impl Drop for Pinned {
 pub(super) struct Recorded(pub(super) CudaEvent);
 
 impl Fence for Recorded {
-    fn wait(self: Box<Self>) -> Result<(), CudaError> {
+    fn wait(&self) -> Result<(), CudaError> {
         self.0.synchronize().map_err(failed("cuEventSynchronize"))
+    }
+
+    fn since(&self, earlier: &dyn Fence) -> Option<f32> {
+        let earlier = earlier.as_any().downcast_ref::<Self>()?;
+        earlier.0.elapsed_ms(&self.0).ok().map(|ms| 1000.0 * ms)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
     }
 }

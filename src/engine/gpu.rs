@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use super::bucket::{Prepared, RING};
@@ -25,6 +25,27 @@ pub struct GpuConfig {
     pub mode: RunMode,
     /// Runs something that no proof allows.
     pub forced: Option<Forced>,
+    /// Where the time between steps is noted, if anywhere.
+    pub idle: Option<IdleLog>,
+}
+
+/// Microseconds that a GPU had nothing to do between two steps: from the last copy out of one to the first copy in of the
+/// next, a request's absence included.
+#[derive(Clone, Debug, Default)]
+pub struct IdleLog(Arc<Mutex<Vec<f32>>>);
+
+impl IdleLog {
+    /// What was noted so far, sorted.
+    #[must_use]
+    pub fn sorted(&self) -> Vec<f32> {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        all.sort_by(f32::total_cmp);
+        all
+    }
+
+    fn note(&self, microseconds: f32) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(microseconds);
+    }
 }
 
 /// What to force, for the stress harness: no server is built on this.
@@ -60,6 +81,8 @@ struct Slot {
 }
 
 struct UnderWay {
+    /// Before the first copy, where idle time is noted.
+    begun: Option<Box<dyn Fence>>,
     fence: Box<dyn Fence>,
     /// Of the outputs' block.
     wanted: Vec<Range<usize>>,
@@ -72,13 +95,13 @@ impl Slot {
         Ok(Self { under_way: None, inputs, outputs, host: host.clone() })
     }
 
-    fn wait(&mut self) -> Result<(), CudaError> {
-        let Some(UnderWay { fence, wanted }) = self.under_way.take() else { return Ok(()) };
-        fence.wait()?;
-        for range in wanted {
+    fn wait(&mut self) -> Result<Option<UnderWay>, CudaError> {
+        let Some(under_way) = self.under_way.take() else { return Ok(None) };
+        under_way.fence.wait()?;
+        for range in under_way.wanted.iter().cloned() {
             self.host.outputs_mut()[range.clone()].copy_from_slice(&self.outputs.bytes()[range]);
         }
-        Ok(())
+        Ok(Some(under_way))
     }
 }
 
@@ -94,12 +117,13 @@ impl Loaded {
     fn launch(
         &mut self,
         executor: &Executor,
-        slot: usize,
+        (slot, timed): (usize, bool),
         wanted: impl FnOnce(&HostIo) -> Vec<Range<usize>>,
     ) -> Result<(), CudaError> {
         let Slot { under_way, inputs, outputs, host } = &mut self.ring[slot];
         let wanted = wanted(host);
         inputs.bytes_mut().copy_from_slice(host.inputs());
+        let begun = timed.then(|| executor.backend.fence()).transpose()?;
         // SAFETY: the staging memory lives, and is left alone, until the fence below is waited for, in `Slot::wait`.
         unsafe { self.device.inputs().start_upload(inputs.bytes()) }?;
         executor.start(&self.ready)?;
@@ -108,7 +132,7 @@ impl Loaded {
             // SAFETY: the same.
             unsafe { self.device.outputs().start_download(range.start, to) }?;
         }
-        *under_way = Some(UnderWay { fence: executor.backend.fence()?, wanted });
+        *under_way = Some(UnderWay { begun, fence: executor.backend.fence()?, wanted });
         Ok(())
     }
 }
@@ -116,6 +140,9 @@ impl Loaded {
 /// Prepared steps whose pools, states, arenas and weights are on a device.
 struct GpuDevice {
     loaded: Vec<Loaded>,
+    idle: Option<IdleLog>,
+    /// The end of the step that was waited for last.
+    last: Option<Box<dyn Fence>>,
     /// Kept for as long as the steps point into it.
     resident: DeviceResident,
     hasher: Hasher,
@@ -154,8 +181,16 @@ impl GpuDevice {
             seconds = begun.elapsed().as_secs_f32(),
             "steps are ready"
         );
-        let hasher = Hasher::default();
-        Ok(Self { loaded, resident, hasher, captured: config.mode.captured, executor, steps: steps.into() })
+        Ok(Self {
+            loaded,
+            idle: config.idle.clone(),
+            last: None,
+            resident,
+            hasher: Hasher::default(),
+            captured: config.mode.captured,
+            executor,
+            steps: steps.into(),
+        })
     }
 }
 
@@ -276,14 +311,22 @@ impl Device for GpuDevice {
     }
 
     fn launch(&mut self, step: usize, slot: usize, wanted: &Wanted) -> Result<(), String> {
-        let model = &self.steps[step].step;
+        let (model, timed) = (&self.steps[step].step, self.idle.is_some());
         self.loaded[step]
-            .launch(&self.executor, slot, |host| wanted.ranges(model, host))
+            .launch(&self.executor, (slot, timed), |host| wanted.ranges(model, host))
             .map_err(|e| e.to_string())
     }
 
     fn wait(&mut self, step: usize, slot: usize) -> Result<(), String> {
-        self.loaded[step].ring[slot].wait().map_err(|e| e.to_string())
+        let ended = self.loaded[step].ring[slot].wait().map_err(|e| e.to_string())?;
+        let (Some(log), Some(UnderWay { begun: Some(begun), fence, .. })) = (&self.idle, ended) else {
+            return Ok(());
+        };
+        if let Some(idle) = self.last.as_deref().and_then(|last| begun.since(last)) {
+            log.note(idle);
+        }
+        self.last = Some(fence);
+        Ok(())
     }
 }
 

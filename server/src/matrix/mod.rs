@@ -22,10 +22,10 @@ pub struct MatrixArgs {
     #[command(flatten)]
     pub model: ModelArgs,
     /// Sessions of each run
-    #[arg(long, value_name = "N", default_value_t = 6)]
+    #[arg(long, value_name = "N", default_value_t = 4)]
     pub sessions: usize,
     /// Boxes that a session opens, a tool call each
-    #[arg(long, value_name = "N", default_value_t = 2)]
+    #[arg(long, value_name = "N", default_value_t = 1)]
     pub rounds: usize,
     /// Tokens of facts and filler in the system prompt
     #[arg(long, value_name = "TOKENS", default_value_t = 300)]
@@ -54,14 +54,19 @@ const BUDGET: usize = 16;
 /// # Errors
 /// As [`run`].
 pub fn command(args: &MatrixArgs) -> Result<ExitCode> {
-    let table = run(args)?;
     let mut out = io::stdout().lock();
-    if args.json {
+    let table = if args.json {
+        let table = run(args, |_| Ok(()))?;
         serde_json::to_writer_pretty(&mut out, &table)?;
         writeln!(out)?;
+        table
     } else {
-        table.write(&mut out)?;
-    }
+        // Each row as it comes: a run takes a while.
+        Table::head(&mut out)?;
+        let table = run(args, |row| row.write(&mut out))?;
+        table.foot(&mut out)?;
+        table
+    };
     let failure = table.failure();
     if let Some(failure) = &failure {
         tracing::error!("{failure}");
@@ -69,17 +74,22 @@ pub fn command(args: &MatrixArgs) -> Result<ExitCode> {
     Ok(if failure.is_none() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Runs every case.
+/// Runs every case, and shows each as it comes.
 ///
 /// # Errors
-/// The model cannot be had, or a flag makes no sense.
-pub fn run(args: &MatrixArgs) -> Result<Table> {
+/// The model cannot be had, a flag makes no sense, or a row cannot be shown.
+pub fn run(args: &MatrixArgs, mut show: impl FnMut(&Row) -> io::Result<()>) -> Result<Table> {
     let cases = std::iter::once(Case::True)
         .chain(Mutant::ALL.into_iter().map(Case::Mutant))
         .chain(FaultKind::ALL.into_iter().map(|kind| Case::Fault(Fault::new(kind))));
     let wanted = |case: &Case| args.only.as_ref().is_none_or(|text| case.name().contains(text.as_str()));
-    let rows: Result<Vec<Row>> = cases.filter(wanted).map(|case| row(args, case)).collect();
-    Ok(Table { rows: rows? })
+    let mut rows = Vec::new();
+    for case in cases.filter(wanted) {
+        let row = row(args, case)?;
+        show(&row)?;
+        rows.push(row);
+    }
+    Ok(Table { rows })
 }
 
 fn row(args: &MatrixArgs, case: Case) -> Result<Row> {

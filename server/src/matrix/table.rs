@@ -157,29 +157,34 @@ impl Table {
         })
     }
 
-    /// As Markdown.
+    /// The head of the table, as Markdown; [`Row::write`] goes on.
     ///
     /// # Errors
     /// The output failed.
-    pub fn write(&self, out: &mut impl Write) -> io::Result<()> {
+    pub fn head(out: &mut impl Write) -> io::Result<()> {
         writeln!(
             out,
-            "| bug or fault | proof | tokens that differ | canary hits | differential: steps | does not see it |"
-        )?;
-        writeln!(out, "|---|---|---:|---:|---:|---|")?;
-        for row in &self.rows {
-            row.write(out)?;
-        }
+            "| bug or fault | proof | tokens that differ | canary hits | differential: steps | does not see it |\n\
+             |---|---|---:|---:|---:|---|"
+        )
+    }
+
+    /// What the instruments certify, below the table.
+    ///
+    /// # Errors
+    /// The output failed.
+    pub fn foot(&self, out: &mut impl Write) -> io::Result<()> {
         let shown = self.rows.iter().find(|row| row.is_true);
-        for line in shown.iter().flat_map(|row| row.certificates()) {
-            writeln!(out, "\n`{line}`")?;
-        }
-        Ok(())
+        shown.iter().flat_map(|row| row.certificates()).try_for_each(|line| writeln!(out, "\n`{line}`"))
     }
 }
 
 impl Row {
-    fn write(&self, out: &mut impl Write) -> io::Result<()> {
+    /// As a line of Markdown.
+    ///
+    /// # Errors
+    /// The output failed.
+    pub fn write(&self, out: &mut impl Write) -> io::Result<()> {
         let case = if self.is_true { "none".to_owned() } else { format!("`{}`", self.case) };
         let proof = self.proof.map_or("no", |check| check);
         if let Some(why) = &self.not_run {

@@ -86,6 +86,33 @@ pub(super) fn forced(_: &StressArgs, model: &ModelArgs) -> Result<Loaded> {
     engine::build(model)
 }
 
+/// Microseconds that the GPU had nothing to do between two steps, over all pairs of steps in a row.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Idle {
+    pub pairs: usize,
+    pub p50_us: f32,
+    pub p90_us: f32,
+    pub p99_us: f32,
+}
+
+/// An engine, and what to ask for its GPU's idle time.
+#[cfg(feature = "cuda")]
+fn timed(model: &ModelArgs) -> Result<(Loaded, impl FnOnce() -> Option<Idle>)> {
+    let log = flashlane::engine::IdleLog::default();
+    let loaded = engine::build_timed(model, log.clone())?;
+    let idle = move || {
+        let all = log.sorted();
+        let at = |percent: usize| all.get(all.len() * percent / 100).copied();
+        Some(Idle { pairs: all.len(), p50_us: at(50)?, p90_us: at(90)?, p99_us: at(99)? })
+    };
+    Ok((loaded, idle))
+}
+
+#[cfg(not(feature = "cuda"))]
+fn timed(model: &ModelArgs) -> Result<(Loaded, impl FnOnce() -> Option<Idle>)> {
+    Ok((engine::build(model)?, || None))
+}
+
 /// Runs the sessions in every way and prints the reports; 1 if one has not passed.
 pub(super) fn matrix(args: &StressArgs) -> Result<ExitCode> {
     args.check()?;
@@ -102,8 +129,9 @@ pub(super) fn matrix(args: &StressArgs) -> Result<ExitCode> {
         let schedule = if bits & 2 > 0 { Schedule::Forked } else { Schedule::Serial };
         let model = ModelArgs { graph: on(1), schedule, pdl: on(4), ..args.model.clone() };
         let args = StressArgs { model, ..args.clone() };
+        let model = sized(&args, &scripts, args.concurrency);
+        let (loaded, idle) = timed(&model)?;
         let started = Instant::now();
-        let loaded = engine::build(&sized(&args, &scripts, args.concurrency))?;
         let company = runtime.block_on(sessions(
             &Model::Local(Local::new(&loaded)),
             &scripts,
@@ -112,7 +140,10 @@ pub(super) fn matrix(args: &StressArgs) -> Result<ExitCode> {
         ));
         let wall = started.elapsed();
         let comparison = compare(&scripts, &company, &reference, &RowLog::default());
-        reports.push(Report::new(&args, &scripts, company, Some(comparison), wall));
+        drop(loaded);
+        let mut report = Report::new(&args, &scripts, company, Some(comparison), wall);
+        report.gpu_idle = idle();
+        reports.push(report);
     }
     print(args, &reports)?;
     let failed = reports.iter().filter(|r| r.failure().is_some()).count();

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::compare::{Against, Comparison, Place};
-use super::gpu::Ran;
+use super::gpu::{Idle, Ran};
 use super::{Instrumented, Order, StressArgs};
 use crate::cli::{IndexK, Rounding};
 use crate::interval::{Proportion, percent};
@@ -30,6 +30,8 @@ pub struct Report {
     pub mutant: Option<&'static str>,
     /// How a GPU ran the steps; `None` on the CPU.
     pub gpu: Option<Ran>,
+    /// With `--matrix`.
+    pub gpu_idle: Option<Idle>,
     pub order: Option<Order>,
     pub order_seed: u64,
     /// Steps in a hundred that draw an order.
@@ -93,6 +95,7 @@ impl Report {
             index_k: index_k(args),
             mutant: args.unsafe_run_mutant.map(flashlane::step::Mutant::slug),
             gpu: Ran::of(args),
+            gpu_idle: None,
             order: args.order(),
             order_seed: args.order_seed,
             order_percent: args.order_percent,

@@ -32,9 +32,10 @@ fn a_server_has_its_own_instruments() {
 }
 
 fn table(only: &str) -> Table {
-    let flags = ["flashlane", "matrix", "--sessions", "2", "--rounds", "1", "--diff-every", "2", "--only", only];
+    let flags =
+        ["flashlane", "matrix", "--sessions", "2", "--rounds", "1", "--diff-every", "2", "--only", only];
     match Cli::try_parse_from(flags).unwrap().command {
-        Command::Matrix(args) => matrix::run(&args).unwrap(),
+        Command::Matrix(args) => matrix::run(&args, |_| Ok(())).unwrap(),
         other => panic!("{other:?}"),
     }
 }
