@@ -239,6 +239,19 @@ const _: () = {
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct DelayParams {
+    pub nanoseconds: i64,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of DelayParams"][::std::mem::size_of::<DelayParams>() - 8usize];
+    ["Alignment of DelayParams"][::std::mem::align_of::<DelayParams>() - 8usize];
+    [
+        "Offset of field: DelayParams::nanoseconds",
+    ][::std::mem::offset_of!(DelayParams, nanoseconds) - 0usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct EmbedParams {
     pub position: *const i32,
     pub token: *const i32,
@@ -405,6 +418,49 @@ const _: () = {
     [
         "Offset of field: ExpertsDownParams::pad",
     ][::std::mem::offset_of!(ExpertsDownParams, pad) - 84usize];
+};
+pub const kFillF32: FillKind = 0;
+pub const kFillBf16: FillKind = 1;
+pub const kFillE4m3: FillKind = 2;
+pub const kFillBytes: FillKind = 3;
+pub const kFillByte: FillKind = 4;
+pub type FillKind = ::std::os::raw::c_uint;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct FillParams {
+    pub out: *mut ::std::os::raw::c_void,
+    pub count: i64,
+    pub seed: u64,
+    pub mean: f32,
+    pub scale: f32,
+    pub kind: i32,
+    pub byte: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of FillParams"][::std::mem::size_of::<FillParams>() - 40usize];
+    ["Alignment of FillParams"][::std::mem::align_of::<FillParams>() - 8usize];
+    [
+        "Offset of field: FillParams::out",
+    ][::std::mem::offset_of!(FillParams, out) - 0usize];
+    [
+        "Offset of field: FillParams::count",
+    ][::std::mem::offset_of!(FillParams, count) - 8usize];
+    [
+        "Offset of field: FillParams::seed",
+    ][::std::mem::offset_of!(FillParams, seed) - 16usize];
+    [
+        "Offset of field: FillParams::mean",
+    ][::std::mem::offset_of!(FillParams, mean) - 24usize];
+    [
+        "Offset of field: FillParams::scale",
+    ][::std::mem::offset_of!(FillParams, scale) - 28usize];
+    [
+        "Offset of field: FillParams::kind",
+    ][::std::mem::offset_of!(FillParams, kind) - 32usize];
+    [
+        "Offset of field: FillParams::byte",
+    ][::std::mem::offset_of!(FillParams, byte) - 36usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

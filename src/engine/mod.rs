@@ -23,6 +23,8 @@ mod simulated;
 pub use api::*;
 pub use bucket::{DECODE_BUCKETS, DRIVE, Prepared, RING, Unprovable, prepare, prove_steps};
 pub use device::{Device, HostDevice, Wanted};
+#[cfg(feature = "cuda")]
+pub use gpu::{Forced, GpuConfig, IdleLog};
 pub use handle::{Engine, EngineConfig, StartError};
 pub use local::LocalError;
 pub use simulated::{Row, RowLog, Simulation, SimulationError};

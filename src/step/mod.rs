@@ -32,7 +32,7 @@ pub use graph::{
     Buffer, Class, Edge, EdgeKind, Graph, Lane as LaneInfo, LaneId, Node, NodeId, PoolId, StateId, WeightId,
 };
 pub use hazard::{Hazard, Party, Rule};
-pub use host_io::{HostIo, Place};
+pub use host_io::{HostIo, Place as HostPlace};
 pub use lane::{Fork, Lane, Receiver, Sender};
 pub use layout::{AnyOwner, Layout, LayoutError, Owners};
 pub use loop_proof::{Drive, Replay, prove_loop, unroll};
@@ -43,7 +43,7 @@ pub use program::{Actor, Kind, Object, ObjectId, Program, SETTLED_ROWS, Space, T
 pub use proof::{Proved, prove};
 pub use purity::{Impure, fingerprint, purity};
 pub use random::Random;
-pub use schedule::{critical_path, largest_peak, random_order, serial, width};
+pub use schedule::{critical_path, largest_peak, programmatic, random_order, serial, width};
 
 /// Keeps the example of the document compiling and true.
 #[cfg(doctest)]
