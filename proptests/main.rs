@@ -50,4 +50,5 @@ mod proof;
 mod race;
 mod random_graph;
 mod step;
+mod three_c4;
 mod world;

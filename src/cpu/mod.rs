@@ -18,6 +18,7 @@ mod hyper;
 mod index_logits;
 mod index_query;
 mod index_store;
+mod knock_out;
 mod linear;
 mod math;
 mod pages;
@@ -34,6 +35,7 @@ pub mod simd;
 mod topk;
 mod weights;
 
+pub use knock_out::KnockOut;
 pub use weights::Weights;
 
 use context::Context;

@@ -2,6 +2,7 @@
 
 use super::ExecError;
 use super::context::Context;
+use super::knock_out::random_rows;
 use super::rows::for_chunks;
 use crate::ops::TopK;
 
@@ -36,6 +37,7 @@ pub(super) fn run(op: &TopK, context: &mut Context<'_, '_>) -> Result<(), ExecEr
     let rows = op.tokens.rows();
     let positions = context.positions(&op.tokens)?;
     let logits = context.f32s("logits", &op.logits, rows * op.width)?;
+    let knocked_out = context.knocked_out;
     let selected = context.ints_mut("selected", &op.selected, rows * op.k)?;
     for_chunks(selected, op.k, 8 * rows * op.width, |t, selected| {
         let n = usize::try_from(positions[t]).map_or(0, |p| ((p + 1) / 4).min(op.width));
@@ -44,7 +46,11 @@ pub(super) fn run(op: &TopK, context: &mut Context<'_, '_>) -> Result<(), ExecEr
             selected.iter_mut().zip(0..).take(n).for_each(|(s, i)| *s = i);
             return;
         }
-        for (s, i) in selected.iter_mut().zip(largest(&logits[t * op.width..t * op.width + n], op.k)) {
+        let scores = &logits[t * op.width..t * op.width + n];
+        let struck = knocked_out.and_then(|layer| layer.strikes(positions[t], scores));
+        let best =
+            struck.map_or_else(|| largest(scores, op.k), |mut random| random_rows(n, op.k, &mut random));
+        for (s, i) in selected.iter_mut().zip(best) {
             *s = i as i32;
         }
     });
