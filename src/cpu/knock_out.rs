@@ -60,7 +60,8 @@ mod tests {
         assert_eq!((struck(0.0, 1), struck(1.0, 1)), (0, 10_000));
         // Six standard deviations of 10,000 draws at one in ten.
         assert!(struck(0.1, 1).abs_diff(1000) < 180);
-        let draws = |seed| (0..64).map(move |p| KnockOut { layer: 2, rate: 0.5, seed }.strikes(p, &[]).is_some());
+        let draws =
+            |seed| (0..64).map(move |p| KnockOut { layer: 2, rate: 0.5, seed }.strikes(p, &[]).is_some());
         assert_ne!(draws(1).collect::<Vec<_>>(), draws(2).collect::<Vec<_>>());
     }
 
