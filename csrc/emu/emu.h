@@ -24,6 +24,10 @@
     name(*static_cast<const Params*>(params));                    \
   }                                                               \
   static void name(const Params& p)
+#define FL_CLUSTER_KERNEL(threads, blocks, name, Params)                    \
+  extern "C" void flashlane_emu_##name(const void* params);                 \
+  static const emu::Clustered clustered_##name(flashlane_emu_##name, blocks); \
+  FL_KERNEL(threads, name, Params)
 #define FL_DYNAMIC_SHARED(name) unsigned char* name = emu::dynamic_shared()
 
 struct uint3 {
@@ -60,6 +64,14 @@ unsigned char* dynamic_shared();
 
 // Waits for every live thread of the block.
 void barrier();
+// Waits for every live thread of the cluster.
+void cluster_barrier();
+// What a variable of this block's shared memory is in block `rank` of the cluster.
+void* peer(void* own, unsigned rank);
+// Says that a kernel runs in clusters of `blocks`.
+struct Clustered {
+  Clustered(void (*kernel)(const void*), unsigned blocks);
+};
 // Waits for every thread of `mask` in this warp; `value` is what this thread brings, the result is what all brought.
 const uint64_t* meet(unsigned mask, uint64_t value);
 

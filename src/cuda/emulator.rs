@@ -56,6 +56,8 @@ entries! {
     Router, flashlane_emu_router;
     Sample, flashlane_emu_sample;
     TopK, flashlane_emu_topk;
+    TopKCluster, flashlane_emu_topk_cluster;
+    TopKLong, flashlane_emu_topk_long;
 }
 
 /// The emulator has one block's state for the whole process.

@@ -54,6 +54,8 @@ kernels! {
     Router, "router", "router";
     Sample, "sample", "sample";
     TopK, "topk", "topk";
+    TopKCluster, "topk", "topk_cluster";
+    TopKLong, "topk_long", "topk_long";
 }
 
 /// Whether this build has compiled kernels.

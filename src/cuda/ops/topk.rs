@@ -6,6 +6,25 @@ use crate::cuda::launch::Params;
 use crate::cuda::{CudaError, Kernel, Launch};
 use crate::ops::{Dtype, TopK};
 
+/// Columns that one block of 512 threads holds in its registers, 64 each.
+const ONE_BLOCK: usize = 512 * 64;
+/// Blocks of a cluster.
+const CLUSTER: usize = 8;
+/// Columns up to which one block is as fast as a cluster, and rows from which on it is so at any width that it holds.
+const SHORT: usize = 8192;
+const MANY_ROWS: usize = 17;
+
+/// How a step's rows are dealt out, by the shape alone: the kernel, its threads, and blocks of a row.
+fn plan(width: usize, rows: usize) -> (Kernel, u32, usize) {
+    if width <= SHORT || (width <= ONE_BLOCK && rows >= MANY_ROWS) {
+        (Kernel::TopK, 512, 1)
+    } else if width <= CLUSTER * ONE_BLOCK {
+        (Kernel::TopKCluster, 512, CLUSTER)
+    } else {
+        (Kernel::TopKLong, 1024, 1)
+    }
+}
+
 // SAFETY: generated from the kernel's header; pointers and 4-byte fields without gaps.
 unsafe impl Params for TopKParams {}
 
@@ -18,5 +37,6 @@ pub(super) fn launch(op: &TopK, b: &Bound<'_>) -> Result<Launch, CudaError> {
         width: b.dim("width", op.width)?,
         k: b.dim("k", op.k)?,
     };
-    Ok(Launch::new(Kernel::TopK, [rows, 1, 1], 1024, 0, &params))
+    let (kernel, threads, blocks) = plan(op.width, rows);
+    Ok(Launch::new(kernel, [rows * blocks, 1, 1], threads, 0, &params))
 }
