@@ -14,4 +14,6 @@ typedef struct {
   int32_t heads;
   int32_t format;
   float scale;
+  int32_t tokens;
+  int32_t pad;
 } IndexLogitsParams;

@@ -51,6 +51,8 @@ struct Shared {
   uint32_t scratch[kWarps];
 };
 
+static_assert(sizeof(Shared) == 45208, "as src/cuda/ops/topk.rs has it");
+
 // Chosen are all keys above `high` and the first `wanted` of low..=high.
 struct Cut {
   uint32_t low, high, wanted;
@@ -129,7 +131,7 @@ FL_DEVICE Cut narrow(Cut cut, uint32_t slack, Shared& s, Fill fill) {
     if (kBlocks == 1) {
       __syncthreads();
     } else {
-      cluster_barrier();
+      cluster_sync();
     }
     uint32_t counts[4], total;
     digit_counts<kBlocks>(counts, s);
@@ -146,7 +148,7 @@ FL_DEVICE Cut narrow(Cut cut, uint32_t slack, Shared& s, Fill fill) {
     if (kBlocks == 1) {
       __syncthreads();
     } else {
-      cluster_barrier();
+      cluster_sync();
     }
     cut.low += s.found[0] << shift;
     cut.high = min(cut.high, cut.low + ((1u << shift) - 1));
@@ -192,7 +194,7 @@ FL_DEVICE uint32_t lower_bound(const uint32_t (&keys)[4 * kRounds], int k, Share
     for (int i = 0; i < kGroups; ++i) s.pool[i * kThreads + threadIdx.x] = largest[i];
   } else {
     s.maxima[threadIdx.x] = largest[0];
-    cluster_barrier();
+    cluster_sync();
     // All loads before the first store, which might alias them.
     uint32_t all[kBlocks];
 #pragma unroll
@@ -220,7 +222,7 @@ FL_DEVICE int collect(const uint32_t (&keys)[4 * kRounds], int count, uint32_t b
   if (kBlocks == 1) {
     __syncthreads();
   } else {
-    cluster_barrier();
+    cluster_sync();
   }
   if (threadIdx.x < kBlocks) s.counts[threadIdx.x] = kBlocks == 1 ? s.count : *cluster_peer(&s.count, (int)threadIdx.x);
   __syncthreads();
@@ -252,8 +254,8 @@ FL_DEVICE void write_selected(int first, int rank, uint32_t wanted, int32_t* sel
   uint32_t before = block_exclusive_sum<kThreads>(packed, total, s.scratch);
   greater = before & 0xffffu, equal = before >> 16;
   if (kBlocks > 1) {
-    if (threadIdx.x < kBlocks) *cluster_peer(&s.totals[rank], (int)threadIdx.x) = total;
-    cluster_barrier();
+    if (threadIdx.x < kBlocks) *(uint32_t*)cluster_peer(&s.totals[rank], (int)threadIdx.x) = total;
+    cluster_sync();
     for (int b = 0; b < rank; ++b) greater += s.totals[b] & 0xffffu, equal += s.totals[b] >> 16;
   }
 #pragma unroll
@@ -325,8 +327,8 @@ FL_KERNEL(kThreads, topk, TopKParams) {
   choose<1>(p, s);
 }
 
-FL_CLUSTER_KERNEL(kThreads, kClusterBlocks, topk_cluster, TopKParams) {
-  __shared__ __align__(16) Shared s;
+FL_KERNEL_CLUSTER(kThreads, 1, kClusterBlocks, topk_cluster, TopKParams) {
+  FL_DYNAMIC_SHARED(shared);
   pdl_wait();
-  choose<kClusterBlocks>(p, s);
+  choose<kClusterBlocks>(p, *(Shared*)shared);
 }

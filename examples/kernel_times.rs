@@ -1,4 +1,5 @@
 //! Times of the kernels on this machine's GPU, as JSON: `cargo run --release -p flashlane --features cuda --example kernel_times`.
+//! Names after `--` (`index_logits topk …`, as in [`Suite::all`]) choose some of them.
 //!
 //! Each case is a step of several nodes over distinct data, captured and replayed; the second-level cache is cleared before
 //! each replay, and the median of the replays, divided by the nodes, is the figure: launch gaps inside the graph count. Beside
@@ -218,6 +219,8 @@ struct Case {
 struct Suite {
     backend: Arc<dyn Backend>,
     cases: Vec<Case>,
+    /// Empty: all.
+    wanted: Vec<String>,
 }
 
 impl Suite {
@@ -600,43 +603,64 @@ impl Suite {
         self.add("router", shape(), rows * (1024 + 48), b, IndexReader::Fast)
     }
 
+    fn wants(&self, name: &str) -> bool {
+        self.wanted.is_empty() || self.wanted.iter().any(|w| w == name)
+    }
+
     fn all(&mut self) -> Result<(), CudaError> {
-        for format in [IndexFormat::Fp8, IndexFormat::Bf16, IndexFormat::Fp4] {
-            for (batch, rows) in [(1, 2048), (1, 32768), (1, 262_144), (8, 32768), (64, 2048), (64, 32768)] {
-                self.logits(IndexReader::Fast, format, batch, rows)?;
+        if self.wants("index_logits") {
+            self.all_logits()?;
+        }
+        if self.wants("topk") {
+            let shapes = [1, 8, 64].map(|batch| [2048, 8192, 32768, 262_144].map(|rows| (batch, rows)));
+            shapes.iter().flatten().try_for_each(|&(batch, rows)| self.topk(batch, rows, 512))?;
+        }
+        if self.wants("index_store") {
+            for format in [IndexFormat::Bf16, IndexFormat::Fp8, IndexFormat::Fp4] {
+                self.index_store(format, 1)?;
+                self.index_store(format, 64)?;
             }
+        }
+        if self.wants("experts") {
+            [1, 8, 64].iter().try_for_each(|&rows| self.experts(MatrixFormat::Nvfp4, rows))?;
+            self.experts(MatrixFormat::Mxfp4, 8)?;
+        }
+        if self.wants("linear") {
+            for rows in [1, 8, 64, 256] {
+                self.linear(MatrixFormat::Nvfp4, rows, 4096, 4096)?;
+                self.linear(MatrixFormat::Fp8Block, rows, 4096, 4096)?;
+                self.linear(MatrixFormat::Bf16, rows, 4096, 4096)?;
+            }
+        }
+        if self.wants("attention") {
+            [1, 8, 64].iter().try_for_each(|&batch| self.attention(KvFormat::Fp8, batch))?;
+            self.attention(KvFormat::Bf16, 8)?;
+        }
+        if self.wants("small") {
+            self.small(1)?;
+            self.small(64)?;
+        }
+        Ok(())
+    }
+
+    fn all_logits(&mut self) -> Result<(), CudaError> {
+        let shapes =
+            [(1, 2048), (1, 32768), (1, 262_144), (8, 32768), (64, 2048), (64, 32768), (64, 262_144)];
+        for format in [IndexFormat::Fp8, IndexFormat::Bf16, IndexFormat::Fp4] {
+            shapes
+                .iter()
+                .try_for_each(|&(batch, rows)| self.logits(IndexReader::Fast, format, batch, rows))?;
             self.logits(IndexReader::Simple, format, 1, 32768)?;
         }
-        self.logits(IndexReader::Fast, IndexFormat::Fp8, 64, 262_144)?;
-        for (batch, rows) in [(1, 2048), (1, 32768), (1, 262_144), (8, 32768), (64, 2048), (64, 32768)] {
-            self.topk(batch, rows, 512)?;
-        }
-        for format in [IndexFormat::Bf16, IndexFormat::Fp8, IndexFormat::Fp4] {
-            self.index_store(format, 1)?;
-            self.index_store(format, 64)?;
-        }
-        for rows in [1, 8, 64] {
-            self.experts(MatrixFormat::Nvfp4, rows)?;
-        }
-        self.experts(MatrixFormat::Mxfp4, 8)?;
-        for rows in [1, 8, 64, 256] {
-            self.linear(MatrixFormat::Nvfp4, rows, 4096, 4096)?;
-            self.linear(MatrixFormat::Fp8Block, rows, 4096, 4096)?;
-            self.linear(MatrixFormat::Bf16, rows, 4096, 4096)?;
-        }
-        for batch in [1, 8, 64] {
-            self.attention(KvFormat::Fp8, batch)?;
-        }
-        self.attention(KvFormat::Bf16, 8)?;
-        self.small(1)?;
-        self.small(64)
+        Ok(())
     }
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let gpu = Gpu::open(0)?;
     let name = gpu.device_name()?;
-    let mut suite = Suite { backend: Arc::new(gpu), cases: Vec::new() };
+    let wanted = std::env::args().skip(1).collect();
+    let mut suite = Suite { backend: Arc::new(gpu), cases: Vec::new(), wanted };
     let outcome = suite.all();
     let cases = suite.cases.iter().map(
         |c| serde_json::json!({ "kernel": c.kernel, "shape": c.shape, "bytes": c.bytes, "us": c.micros }),

@@ -219,6 +219,24 @@ fn l03_page_ids_out_of_range_are_masked() {
     }
 }
 
+/// As many heads as the kernels take, over several tiles, and the numbers of heads around a matrix column's eight.
+#[test]
+fn heads_of_every_number_over_many_rows() {
+    for format in FORMATS {
+        for heads in [7, 8, 9, 64] {
+            Setup::drawn(&mut Draw::new(64), format, heads, &[4 * 200 - 1, 4 * 70 + 1], 4).scores();
+        }
+    }
+}
+
+/// More requests than a block has threads, most of them short: each finds its own rows.
+#[test]
+fn many_requests_of_all_lengths_share_the_work() {
+    let positions: Vec<i32> =
+        (0..150).map(|i| if i % 40 == 7 { 4 * 130 } else { (i * 37 % 90) - 20 }).map(|p| p.max(-1)).collect();
+    Setup::drawn(&mut Draw::new(150), IndexFormat::Fp8, 16, &positions, 3).scores();
+}
+
 proptest! {
     #![proptest_config(config(16))]
 

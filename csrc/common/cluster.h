@@ -1,27 +1,39 @@
-// Blocks of a cluster: a barrier over all of them, and each other's shared memory.
+// Blocks of a cluster: their ranks, their barrier, and reads of each other's dynamic shared memory.
 #pragma once
 
 #include "kernel.h"
 
-// What was written before it by any thread of the cluster, to any block's shared memory, is seen by all after it.
-FL_DEVICE void cluster_barrier() {
+FL_DEVICE int cluster_rank() {
 #if defined(__CUDA_ARCH__)
-  asm volatile("barrier.cluster.arrive.aligned;\n barrier.cluster.wait.aligned;" ::: "memory");
+  uint32_t rank;
+  asm("mov.u32 %0, %cluster_ctarank;" : "=r"(rank));
+  return (int)rank;
 #elif defined(FL_EMULATED)
-  emu::cluster_barrier();
+  return (int)emu::self().rank;
+#else
+  return 0;
 #endif
 }
 
-// Where the shared variable `own` lies in block `rank` of the cluster.
+// What `own` is in block `rank`. Valid between two cluster barriers: after the first it is there, until the second it stays.
 template <class T>
-FL_DEVICE T* cluster_peer(T* own, int rank) {
+FL_DEVICE const T* cluster_peer(const T* own, int rank) {
 #if defined(__CUDA_ARCH__)
-  T* peer;
-  asm volatile("mapa.u64 %0, %1, %2;" : "=l"(peer) : "l"(own), "r"(rank));
-  return peer;
+  uint64_t address;
+  asm("mapa.u64 %0, %1, %2;" : "=l"(address) : "l"(own), "r"(rank));
+  return (const T*)address;
 #elif defined(FL_EMULATED)
-  return (T*)emu::peer(own, (unsigned)rank);
+  return (const T*)emu::peer_shared(own, (unsigned)rank);
 #else
   return own;
+#endif
+}
+
+// Every thread of every block of the cluster; what was written before is seen after.
+FL_DEVICE void cluster_sync() {
+#if defined(__CUDA_ARCH__)
+  asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+#elif defined(FL_EMULATED)
+  emu::cluster_barrier();
 #endif
 }

@@ -570,10 +570,12 @@ pub struct IndexLogitsParams {
     pub heads: i32,
     pub format: i32,
     pub scale: f32,
+    pub tokens: i32,
+    pub pad: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of IndexLogitsParams"][::std::mem::size_of::<IndexLogitsParams>() - 88usize];
+    ["Size of IndexLogitsParams"][::std::mem::size_of::<IndexLogitsParams>() - 96usize];
     [
         "Alignment of IndexLogitsParams",
     ][::std::mem::align_of::<IndexLogitsParams>() - 8usize];
@@ -607,6 +609,12 @@ const _: () = {
     [
         "Offset of field: IndexLogitsParams::scale",
     ][::std::mem::offset_of!(IndexLogitsParams, scale) - 84usize];
+    [
+        "Offset of field: IndexLogitsParams::tokens",
+    ][::std::mem::offset_of!(IndexLogitsParams, tokens) - 88usize];
+    [
+        "Offset of field: IndexLogitsParams::pad",
+    ][::std::mem::offset_of!(IndexLogitsParams, pad) - 92usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
