@@ -15,8 +15,8 @@ use flashlane::format::index_row::IndexFormat;
 use flashlane::format::kv_row::KvFormat;
 use flashlane::ops::{
     Attention, BufferId, Compressed, Dtype, Epilogue, ExpertsDown, ExpertsUp, HyperPost, HyperPre,
-    IndexLogits, IndexQuery, IndexStore, Linear, Op, Paged, Query, RmsNorm, RopeStore, Router, Routing,
-    StateLayout, Tokens, TopK, Value,
+    IndexLogits, IndexQuery, IndexSelect, IndexStore, Linear, Op, Paged, Query, RmsNorm, RopeStore, Router,
+    Routing, StateLayout, Tokens, TopK, Value,
 };
 use flashlane::step::{
     Buffer, Bytes, Class, Graph, LaneId, LaneInfo, Memory, Node, Plan, PoolId, Resident, StateId, WeightId,
@@ -239,12 +239,13 @@ impl Suite {
         Ok(())
     }
 
-    fn logits(
+    /// Scores of `rows` rows for each of `batch` tokens: the logits, or the `select` best.
+    fn scores(
         &mut self,
         reader: IndexReader,
         format: IndexFormat,
-        batch: usize,
-        rows: usize,
+        (batch, rows): (usize, usize),
+        select: Option<usize>,
     ) -> Result<(), CudaError> {
         let mut b = Bench::new(&self.backend);
         let heads = 64;
@@ -268,22 +269,27 @@ impl Suite {
             };
             let scales = (format.scale_bytes() > 0).then(|| b.value(Dtype::U8, ones.len(), ones));
             let weights = b.real(Dtype::F32, batch * heads);
-            let logits = b.out(Dtype::F32, batch * rows);
-            b.node(Op::IndexLogits(IndexLogits {
-                tokens,
-                codes,
-                scales,
-                weights,
-                keys,
-                logits,
-                heads,
-                format,
-                scale: 0.011,
-            }));
+            let scale = 0.011;
+            if let Some(k) = select {
+                let selected = b.out(Dtype::I32, batch * k);
+                let op =
+                    IndexSelect { tokens, codes, scales, weights, keys, selected, k, heads, format, scale };
+                b.node(Op::IndexSelect(op));
+            } else {
+                let logits = b.out(Dtype::F32, batch * rows);
+                let op = IndexLogits { tokens, codes, scales, weights, keys, logits, heads, format, scale };
+                b.node(Op::IndexLogits(op));
+            }
         }
-        let bytes = batch * (rows * (format.row_bytes() + 4) + heads * (format.row_bytes() + 4));
-        let name = if reader == IndexReader::Fast { "index_logits_fast" } else { "index_logits_simple" };
-        self.add(name, format!("{format:?} {batch} x {rows}"), bytes, b, reader)
+        let written = select.map_or(4 * rows, |k| 4 * k);
+        let bytes = batch * (rows * format.row_bytes() + written + heads * (format.row_bytes() + 4));
+        let name = match (select, reader) {
+            (Some(_), _) => "index_select",
+            (None, IndexReader::Fast) => "index_logits_fast",
+            (None, IndexReader::Simple) => "index_logits_simple",
+        };
+        let chosen = select.map_or(String::new(), |k| format!(", k {k}"));
+        self.add(name, format!("{format:?} {batch} x {rows}{chosen}"), bytes, b, reader)
     }
 
     fn topk(&mut self, batch: usize, rows: usize, k: usize) -> Result<(), CudaError> {
@@ -611,6 +617,12 @@ impl Suite {
         if self.wants("index_logits") {
             self.all_logits()?;
         }
+        if self.wants("index_select") {
+            let shapes = [1, 8, 64].map(|batch| [2048, 8192, 32768].map(|rows| (batch, rows)));
+            for &shape in shapes.iter().flatten() {
+                self.scores(IndexReader::Fast, IndexFormat::Fp8, shape, Some(512))?;
+            }
+        }
         if self.wants("topk") {
             let shapes = [1, 8, 64].map(|batch| [2048, 8192, 32768, 262_144].map(|rows| (batch, rows)));
             shapes.iter().flatten().try_for_each(|&(batch, rows)| self.topk(batch, rows, 512))?;
@@ -647,10 +659,8 @@ impl Suite {
         let shapes =
             [(1, 2048), (1, 32768), (1, 262_144), (8, 32768), (64, 2048), (64, 32768), (64, 262_144)];
         for format in [IndexFormat::Fp8, IndexFormat::Bf16, IndexFormat::Fp4] {
-            shapes
-                .iter()
-                .try_for_each(|&(batch, rows)| self.logits(IndexReader::Fast, format, batch, rows))?;
-            self.logits(IndexReader::Simple, format, 1, 32768)?;
+            shapes.iter().try_for_each(|&shape| self.scores(IndexReader::Fast, format, shape, None))?;
+            self.scores(IndexReader::Simple, format, (1, 32768), None)?;
         }
         Ok(())
     }

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "convert.h"
+#include "copy_async.h"
 #include "index_row.h"
 
 // Bytes 0 and 2 of four e4m3 codes, and 1 and 3.
@@ -20,41 +21,46 @@ FL_DEVICE uint32_t unpack_e2m1_strided(uint32_t w, int i, uint32_t scale) {
   return mul_bf16x2(mul_bf16x2(pair, kE2m1Bias), scale);
 }
 
-// 16 bytes, or zeros where there are none to read. No branch, which would make the next load wait for this one.
-FL_DEVICE uint4 load_if(bool valid, const uint8_t* from) {
-#if defined(__CUDA_ARCH__)
-  uint4 v;
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\nmov.b32 %0, 0;\nmov.b32 %1, 0;\nmov.b32 %2, 0;\nmov.b32 %3, 0;\n"
-      "@p ld.global.L1::no_allocate.v4.b32 {%0,%1,%2,%3}, [%4];\n}"
-      : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)
-      : "l"(from), "r"((int)valid)
-      : "memory");
-  return v;
-#else
-  return valid ? *(const uint4*)from : uint4{0, 0, 0, 0};
-#endif
-}
-
 template <int kFormat>
 struct IndexShare {
   static constexpr int kCodeBytes = kFormat == kIndexBf16 ? 256 : kFormat == kIndexFp8 ? 128 : 64;
   static constexpr int kWords = kCodeBytes / 16;
   static constexpr int kSteps = kIndexDim / 16;
   uint32_t words[kWords];
-  uint32_t scale;  // fp8: the bits of the vector's; fp4: the code of this quarter's; converted only when used.
+  uint32_t scale;  // fp8: the bits of the vector's; fp4: the four codes of its quarters; converted only when used.
 
   // Zeros where the vector is not valid; its address is not read then.
   FL_DEVICE void load(bool valid, const uint8_t* codes, const uint8_t* scales) {
     int q = lane_idx() % 4;
 #pragma unroll
     for (int i = 0; i < kWords / 4; ++i) {
-      uint4 v = load_if(valid, codes + 64 * i + 16 * q);
+      uint4 v{0, 0, 0, 0};
+      if (valid) v = *(const uint4*)(codes + 64 * i + 16 * q);
       words[4 * i] = v.x, words[4 * i + 1] = v.y, words[4 * i + 2] = v.z, words[4 * i + 3] = v.w;
     }
-    scale = 0;
-    if (kFormat == kIndexFp8 && valid) scale = *(const uint32_t*)scales;
-    if (kFormat == kIndexFp4 && valid) scale = scales[q];
+    scale = kFormat != kIndexBf16 && valid ? *(const uint32_t*)scales : 0;
+  }
+
+  // The same by way of shared memory: a place of kPlaceBytes for each of `kThreads`, of which only the thread knows.
+  static constexpr int kPlaceBytes = 4 * kWords + (kFormat == kIndexBf16 ? 0 : 4);
+
+  template <int kThreads>
+  static FL_DEVICE void fetch(uint8_t* places, int thread, bool valid, const uint8_t* codes, const uint8_t* scales) {
+#pragma unroll
+    for (int i = 0; i < kWords / 4; ++i) {
+      copy_async<16>(places + (i * kThreads + thread) * 16, codes + 64 * i + 16 * (lane_idx() % 4), valid);
+    }
+    if (kFormat != kIndexBf16) copy_async<4>(places + kThreads * 4 * kWords + thread * 4, scales, valid);
+  }
+
+  template <int kThreads>
+  FL_DEVICE void take(const uint8_t* places, int thread) {
+#pragma unroll
+    for (int i = 0; i < kWords / 4; ++i) {
+      uint4 v = *(const uint4*)(places + (i * kThreads + thread) * 16);
+      words[4 * i] = v.x, words[4 * i + 1] = v.y, words[4 * i + 2] = v.z, words[4 * i + 3] = v.w;
+    }
+    scale = kFormat == kIndexBf16 ? 0 : *(const uint32_t*)(places + kThreads * 4 * kWords + thread * 4);
   }
 
   // What is to be multiplied with the product.
@@ -67,7 +73,7 @@ struct IndexShare {
     } else if (kFormat == kIndexFp8) {
       unpack_e4m3_strided(words[step % kWords], low, high);
     } else {
-      uint32_t pair = ue8m0_scale_pair((uint8_t)scale);
+      uint32_t pair = ue8m0_scale_pair((uint8_t)(scale >> (lane_idx() % 4 * 8)));
       low = unpack_e2m1_strided(words[step / 2 % kWords], 2 * (step % 2), pair);
       high = unpack_e2m1_strided(words[step / 2 % kWords], 2 * (step % 2) + 1, pair);
     }

@@ -32,6 +32,19 @@ pub(super) fn largest(scores: &[f32], k: usize) -> Vec<u32> {
     best
 }
 
+/// Fills `selected` with the rows of the best scores, ascending, then -1; no score is read if all fit.
+pub(super) fn choose(scores: &[f32], selected: &mut [i32]) {
+    let (n, k) = (scores.len(), selected.len());
+    selected.fill(-1);
+    if n <= k {
+        selected.iter_mut().zip(0..).take(n).for_each(|(s, i)| *s = i);
+        return;
+    }
+    for (s, i) in selected.iter_mut().zip(largest(scores, k)) {
+        *s = i as i32;
+    }
+}
+
 pub(super) fn run(op: &TopK, context: &mut Context<'_, '_>) -> Result<(), ExecError> {
     let rows = op.tokens.rows();
     let positions = context.positions(&op.tokens)?;
@@ -39,14 +52,7 @@ pub(super) fn run(op: &TopK, context: &mut Context<'_, '_>) -> Result<(), ExecEr
     let selected = context.ints_mut("selected", &op.selected, rows * op.k)?;
     for_chunks(selected, op.k, 8 * rows * op.width, |t, selected| {
         let n = usize::try_from(positions[t]).map_or(0, |p| ((p + 1) / 4).min(op.width));
-        selected.fill(-1);
-        if n <= op.k {
-            selected.iter_mut().zip(0..).take(n).for_each(|(s, i)| *s = i);
-            return;
-        }
-        for (s, i) in selected.iter_mut().zip(largest(&logits[t * op.width..t * op.width + n], op.k)) {
-            *s = i as i32;
-        }
+        choose(&logits[t * op.width..t * op.width + n], selected);
     });
     Ok(())
 }

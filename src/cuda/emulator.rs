@@ -44,6 +44,8 @@ entries! {
     IndexLogitsFast, flashlane_emu_index_logits_fast;
     IndexLogitsSimple, flashlane_emu_index_logits_simple;
     IndexQuery, flashlane_emu_index_query;
+    IndexSelectFast, flashlane_emu_index_select_fast;
+    IndexSelectSimple, flashlane_emu_index_select_simple;
     IndexStore, flashlane_emu_index_store;
     Linear8, flashlane_emu_linear_8;
     Linear32, flashlane_emu_linear_32;

@@ -42,6 +42,8 @@ kernels! {
     IndexLogitsFast, "index_logits", "index_logits_fast";
     IndexLogitsSimple, "index_logits", "index_logits_simple";
     IndexQuery, "index_query", "index_query";
+    IndexSelectFast, "index_select", "index_select_fast";
+    IndexSelectSimple, "index_select", "index_select_simple";
     IndexStore, "index_store", "index_store";
     Linear8, "linear", "linear_8";
     Linear32, "linear", "linear_32";

@@ -2,7 +2,7 @@
 
 use super::{IndexReader, index_format};
 use crate::cuda::bindings::Bound;
-use crate::cuda::ffi::IndexLogitsParams;
+use crate::cuda::ffi::{IndexLogitsParams, IndexScores};
 use crate::cuda::launch::Params;
 use crate::cuda::{CudaError, Kernel, Launch};
 use crate::ops::{Dtype, IndexLogits};
@@ -18,25 +18,33 @@ const SIMPLE_THREADS: u32 = 256;
 // SAFETY: generated from the kernels' header; gaps are explicit.
 unsafe impl Params for IndexLogitsParams {}
 
-pub(super) fn launch(op: &IndexLogits, b: &Bound<'_>, reader: IndexReader) -> Result<Launch, CudaError> {
-    let (rows, columns) = (op.tokens.rows(), op.keys.max_rows());
+/// The queries and keys of either operation that scores them.
+pub(super) fn scores(op: &IndexLogits, b: &Bound<'_>) -> Result<IndexScores, CudaError> {
+    let rows = op.tokens.rows();
     b.at_most("index heads", op.heads, MAX_HEADS)?;
     let scales = match &op.scales {
         Some(scales) => b.value("scales", scales, Dtype::U8, rows * op.heads * op.format.scale_bytes())?,
         None if op.format.scale_bytes() == 0 => std::ptr::null(),
         None => return Err(CudaError::Unbound { op: b.op, operand: "scales" }),
     };
-    let params = IndexLogitsParams {
+    Ok(IndexScores {
         position: b.positions(&op.tokens)?,
         codes: b.value("codes", &op.codes, Dtype::U8, rows * op.heads * op.format.code_bytes())?,
         scales,
         weights: b.value("weights", &op.weights, Dtype::F32, rows * op.heads)?,
         keys: b.paged("keys", &op.tokens, &op.keys, op.format.page_bytes(op.keys.page_rows))?,
-        logits: b.value_mut("logits", &op.logits, Dtype::F32, rows * columns)?,
         per_request: b.dim("tokens of a request", op.tokens.per_request)?,
         heads: b.dim("index heads", op.heads)?,
         format: index_format(b, op.format)?,
         scale: op.scale,
+    })
+}
+
+pub(super) fn launch(op: &IndexLogits, b: &Bound<'_>, reader: IndexReader) -> Result<Launch, CudaError> {
+    let (rows, columns) = (op.tokens.rows(), op.keys.max_rows());
+    let params = IndexLogitsParams {
+        scores: scores(op, b)?,
+        logits: b.value_mut("logits", &op.logits, Dtype::F32, rows * columns)?,
         tokens: b.dim("tokens", rows)?,
         pad: 0,
     };
