@@ -1,4 +1,5 @@
-//! Benchmarks of the CPU path: a module per operation with a cost worth watching, and `model` for whole requests.
+//! Benchmarks of the CPU path: a module per operation with a cost worth watching, `seal` for the inputs
+//! of a step, and `model` for whole requests.
 //!
 //! `cargo bench -p flashlane -- model` measures tokens per second; `FLASHLANE_BENCH_MODEL=DIR` takes a checkpoint instead of
 //! random weights in the shape of the built-in model. Weights and contexts are small, so these are measures of arithmetic and
@@ -11,8 +12,9 @@ mod experts;
 mod linear;
 mod model;
 mod node;
+mod seal;
 
 use criterion::{criterion_group, criterion_main};
 
-criterion_group!(benches, linear::all, attention::all, experts::all, model::all);
+criterion_group!(benches, linear::all, attention::all, experts::all, seal::all, model::all);
 criterion_main!(benches);

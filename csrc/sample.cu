@@ -4,7 +4,8 @@
 // Notes: (1) no sort: the id at which a filter cuts is found by radix over (key, then index): counts for top-k, masses for
 // top-p; (2) masses are fixed point (2^40 for the best id), so sums are integers, the same in every order, and the draw is
 // exact; (3) ties at a cut go to the smaller ids, and the walk is in ascending ids, by prefix sums over contiguous runs;
-// (4) a row with a NaN, with +inf, or with nothing but -inf is reported, not drawn.
+// (4) a row with a NaN, with +inf, or with nothing but -inf is reported, not drawn; (5) the token goes to the carry too, for
+// the next step's embed.
 #include "sample.h"
 
 #include "common/order.h"
@@ -154,6 +155,13 @@ FL_DEVICE int draw(const Row& row, const SampleParams& p, int64_t r, int best, S
   return id < 0 ? best : id;
 }
 
+// One thread of the row's block.
+FL_DEVICE void finish(const SampleParams& p, int64_t r, int32_t token, Status status) {
+  p.token[r] = token, p.status[r] = status;
+  int32_t position = p.position[r], slot = p.slot[r / p.per_request];
+  if (position >= 0 && slot >= 0 && slot < p.slots) p.carry[(int64_t)slot * 2 + position % 2] = token;
+}
+
 }  // namespace
 
 FL_KERNEL(kThreads, sample, SampleParams) {
@@ -161,7 +169,7 @@ FL_KERNEL(kThreads, sample, SampleParams) {
   pdl_wait();
   int64_t r = blockIdx.x;
   if (p.position[r] < 0) {
-    if (threadIdx.x == 0) p.token[r] = -1, p.status[r] = kPadded;
+    if (threadIdx.x == 0) finish(p, r, -1, kPadded);
     return;
   }
   Row row{p.logits + r * p.vocab, p.vocab, 0.0f, p.temperature[r]};
@@ -181,10 +189,10 @@ FL_KERNEL(kThreads, sample, SampleParams) {
   __syncthreads();
   int id = (int)rank_index(s.best);
   if (s.bad != 0 || row.logits[id] == -INFINITY) {
-    if (threadIdx.x == 0) p.token[r] = -1, p.status[r] = kBadRow;
+    if (threadIdx.x == 0) finish(p, r, -1, kBadRow);
     return;
   }
   row.best = row.logits[id];
   if (row.temperature > 0.0f) id = draw(row, p, r, id, s);
-  if (threadIdx.x == 0) p.token[r] = id, p.status[r] = kDrawn;
+  if (threadIdx.x == 0) finish(p, r, id, kDrawn);
 }

@@ -12,6 +12,10 @@ typedef struct {
   const int32_t *position;
   int32_t *token;
   int32_t *status;
+  const int32_t *slot; /* [requests] */
+  int32_t *carry;      /* [slots][2], the token at position p in cell p % 2 */
   int32_t vocab;
+  int32_t per_request; /* samples of a request */
+  int32_t slots;
   int32_t pad;
 } SampleParams;

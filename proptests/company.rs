@@ -8,9 +8,9 @@ use flashlane::format::index_row::IndexFormat;
 use flashlane::format::kv_row::KvFormat;
 use flashlane::format::{fp8_block, mxfp4, nvfp4};
 use flashlane::ops::{
-    Attention, BufferId, Compress, Compressed, Embed, Epilogue, ExpertsDown, ExpertsUp, HEAD_DIM, HyperPost,
-    HyperPre, INDEX_DIM, IndexLogits, IndexQuery, Linear, Op, PAGE_ROWS, Paged, Query, RmsNorm, RopeStore,
-    Router, Routing, SINKHORN_DEFAULT, Sample, StateLayout, Tokens, TopK,
+    Attention, BufferId, Carry, Compress, Compressed, Embed, Epilogue, ExpertsDown, ExpertsUp, HEAD_DIM,
+    HyperPost, HyperPre, INDEX_DIM, IndexLogits, IndexQuery, Linear, Op, PAGE_ROWS, Paged, Query, RmsNorm,
+    RopeStore, Router, Routing, SINKHORN_DEFAULT, Sample, StateLayout, Tokens, TopK,
 };
 
 use crate::support::{Case, Draw, Dtype, Stored, Value, kv_bytes};
@@ -453,11 +453,19 @@ fn embedding_and_index_queries() {
     hold(&SIZES, |ids| {
         let (mut case, rows, hidden) = (Case::new(), ids.len(), 96);
         let tokens = decode(&mut case, ids);
-        let token = case.ints("token", &ids.iter().map(|&id| id as i32).collect::<Vec<_>>());
+        // Every other id is carried, from a slot that its place gives.
+        let given = ids.iter().map(|&id| if id % 2 == 0 { id as i32 } else { Embed::CARRIED });
+        let token = case.ints("token", &given.collect::<Vec<_>>());
+        let cells: Vec<f32> = ids.iter().rev().flat_map(|&id| [f32::from_bits(id as u32); 2]).collect();
+        let state = case.state("carry", &cells);
+        let slot = case.ints("state_slot", &(0..rows as i32).rev().collect::<Vec<_>>());
+        let carry = Carry { state, slots: rows, slot };
         let weight = case.weight("weight", IDS, hidden, packed(1, IDS, hidden));
         let out = case.out("out", Dtype::Bf16, rows * 4 * hidden);
-        case.op(Op::Embed(Embed { tokens, token, weight, out, vocab: IDS, hidden, streams: 4 }));
-        Built { case, rows: spread(rows, &[out]) }
+        let resolved = case.out("ids", Dtype::I32, rows);
+        let (vocab, streams, ids) = (IDS, 4, resolved);
+        case.op(Op::Embed(Embed { tokens, token, carry, weight, out, ids, vocab, hidden, streams }));
+        Built { case, rows: spread(rows, &[out, ids]) }
     });
     hold(&SIZES, |ids| {
         let (mut case, rows, heads, format) = (Case::new(), ids.len(), 3, IndexFormat::Fp4);
@@ -495,6 +503,11 @@ fn choices_of_rows_experts_and_tokens() {
     hold(&SIZES, |ids| {
         let (mut case, samples, vocab) = (Case::new(), ids.len(), 300);
         let same = |case: &mut Case, name, value| case.real(name, Dtype::F32, &vec![value; ids.len()]);
+        let state = case.state("carry", &vec![0.0; 2 * samples]);
+        let slot = case.ints("state_slot", &(0..samples as i32).rev().collect::<Vec<_>>());
+        let cell = |(s, &id): (usize, &usize)| 2 * (samples - 1 - s) + position(id) as usize % 2;
+        let cells: Vec<usize> = ids.iter().enumerate().map(cell).collect();
+        cells.iter().for_each(|cell| case.writes(state, 4 * cell..4 * cell + 4));
         let op = Sample {
             logits: case.real("logits", Dtype::F32, &each(ids, 1, vocab)),
             temperature: same(&mut case, "temperature", 0.9),
@@ -505,12 +518,16 @@ fn choices_of_rows_experts_and_tokens() {
             position: case.ints("position", &ids.iter().map(|&id| position(id)).collect::<Vec<_>>()),
             token: case.out("token", Dtype::I32, samples),
             status: case.out("status", Dtype::I32, samples),
+            carry: Carry { state, slots: samples, slot },
+            per_request: 1,
             samples,
             vocab,
         };
         let outputs = [op.token, op.status];
         case.op(Op::Sample(op));
-        Built { case, rows: spread(samples, &outputs) }
+        let mut rows = spread(samples, &outputs);
+        rows.iter_mut().zip(cells).for_each(|(row, cell)| row.push((state, 4 * cell..4 * cell + 4)));
+        Built { case, rows }
     });
 }
 

@@ -2,18 +2,19 @@
 //! that end as they began.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use flashlane::checkpoint::{Checkpoint, synthetic};
 use flashlane::cpu;
 use flashlane::engine::{
     Device, Engine, EngineConfig, EngineError, Event, FinishReason, Generate, GenerateRequest, HostDevice,
-    Prepared, RequestHandle, SamplingParams, StartError,
+    Prepared, RequestHandle, SamplingParams, StartError, Wanted,
 };
 use flashlane::format::index_row::IndexFormat;
 use flashlane::format::kv_row::KvFormat;
 use flashlane::model::{CacheLayout, ModelWeights, load};
 use flashlane::ops::Dtype;
-use flashlane::step::{Memory, Numerics, Random};
+use flashlane::step::{HostIo, Numerics, Random};
 
 pub(crate) const SERVED: Numerics =
     Numerics { activation: Dtype::Bf16, trained: true, kv: KvFormat::Fp8, index: IndexFormat::Bf16 };
@@ -72,16 +73,18 @@ fn alone_on(numerics: Numerics, threads: Option<usize>) -> Vec<Vec<u32>> {
     (0u64..).zip(PROMPTS).map(one).collect()
 }
 
-fn idle(engine: &Engine) {
-    // The last event goes out before the counters are published.
-    while engine.stats().running > 0 || engine.stats().waiting > 0 {
+pub(crate) fn idle(engine: &Engine) {
+    // The last event goes out before the counters are published and before the step under way has completed.
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        let s = engine.stats();
+        let free = (s.free_blocks, s.free_windows, s.free_slots);
+        if (s.running, s.waiting) == (0, 0) && free == (s.total_blocks, s.total_windows, s.total_slots) {
+            return;
+        }
+        assert!(Instant::now() < deadline, "not everything came back: {s:?}");
         std::thread::yield_now();
     }
-    let s = engine.stats();
-    assert_eq!(
-        (s.free_blocks, s.free_windows, s.free_slots),
-        (s.total_blocks, s.total_windows, s.total_slots)
-    );
 }
 
 /// Promise 1: whatever the batch, the bucket and the row.
@@ -252,17 +255,21 @@ impl Device for Failing {
         self.device.steps()
     }
 
-    fn io(&mut self, step: usize) -> &mut Memory {
-        self.device.io(step)
+    fn io(&mut self, step: usize, slot: usize) -> &mut HostIo {
+        self.device.io(step, slot)
     }
 
-    fn run(&mut self, step: usize) -> Result<(), String> {
+    fn wait(&mut self, step: usize, slot: usize) -> Result<(), String> {
+        self.device.wait(step, slot)
+    }
+
+    fn launch(&mut self, step: usize, slot: usize, wanted: &Wanted) -> Result<(), String> {
         if self.left == 0 {
             assert!(!self.panics, "the device fell over");
             return Err("the device fell off the bus".to_owned());
         }
         self.left -= 1;
-        self.device.run(step)
+        self.device.launch(step, slot, wanted)
     }
 }
 

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use flashlane::cuda::{Backend, Options};
-use flashlane::engine::{Engine, EngineConfig, Generate, GenerateRequest, SamplingParams};
+use flashlane::cuda::Backend;
+use flashlane::engine::{Engine, EngineConfig, Generate, GenerateRequest, GpuConfig, SamplingParams};
 use flashlane::format::index_row::IndexFormat;
 use flashlane::step::Numerics;
 
@@ -11,7 +11,7 @@ use crate::engine::{PROMPTS, SERVED, collect, config, model, request};
 use crate::support::cuda::gpu;
 
 fn engine(backend: &Arc<dyn Backend>, config: EngineConfig) -> Engine {
-    Engine::on_gpu(&model(), config, Arc::clone(backend), Options::default()).unwrap()
+    Engine::on_gpu(&model(), config, Arc::clone(backend), &GpuConfig::default()).unwrap()
 }
 
 fn tokens(engine: &Engine, seed: u64, prompt: usize) -> Vec<u32> {
@@ -43,7 +43,7 @@ fn tokens_are_the_same_alone_and_in_company_on_a_gpu() {
 fn agrees_with_the_cpu(backend: &Arc<dyn Backend>, sessions: u64, tokens: usize) {
     let checkpoint = model();
     let config = config(SERVED, 1);
-    let ours = Engine::on_gpu(&checkpoint, config, Arc::clone(backend), Options::default()).unwrap();
+    let ours = Engine::on_gpu(&checkpoint, config, Arc::clone(backend), &GpuConfig::default()).unwrap();
     let theirs = Engine::on_cpu(&checkpoint, config).unwrap();
     let (mut equal, mut all) = (0, 0);
     for session in 0..sessions {

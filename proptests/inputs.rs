@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use flashlane::cache::{Caches, Owner, Sequence};
 use flashlane::checkpoint::synthetic::tiny_config;
+use flashlane::engine::inputs::Tokens::Given;
 use flashlane::engine::{SamplingParams, inputs as engine};
 use flashlane::format::index_row::IndexFormat;
 use flashlane::model::{ModelStep, StepShape};
@@ -130,6 +131,12 @@ fn wrong_inputs_are_refused_in_words() {
     assert!(matches!(outside, LayoutError::StateRange { request: 3, limit: 9, found: 9, .. }), "{outside}");
     let sample = refusal(|s, m| m.host_mut::<i32>(&s.io.sample_rows)[0] = 2);
     assert!(matches!(sample, LayoutError::SampleRow { sample: 0, found: 2, .. }), "{sample}");
+    let other = refusal(|s, m| m.host_mut::<i32>(&s.io.sample_rows)[0] = 1);
+    assert_eq!(other.to_string(), "sample_rows[0]: expected -1 or a row with a token of request 0, found 1");
+    let parity = refusal(|s, m| m.host_mut::<i32>(&s.io.sample_position)[1] = 302);
+    assert_eq!(parity.to_string(), "sample_position[1]: expected 301, found 302");
+    let padded = refusal(|s, m| m.host_mut::<i32>(&s.io.sample_position)[2] = 0);
+    assert_eq!(padded.to_string(), "sample_position[2]: expected -1, found 0");
 }
 
 #[test]
@@ -165,11 +172,11 @@ fn positions_of_a_request_ascend_and_padding_is_last() {
 struct NotTheSecond;
 
 impl Owners for NotTheSecond {
-    fn reads(&self, _: BufferId, request: usize, _: usize) -> bool {
+    fn reads(&self, _: BufferId, request: usize, _: usize, _: usize) -> bool {
         request != 1
     }
 
-    fn writes(&self, _: BufferId, request: usize, _: usize) -> bool {
+    fn writes(&self, _: BufferId, request: usize, _: usize, _: usize) -> bool {
         request != 1
     }
 }
@@ -197,7 +204,7 @@ fn the_engines_inputs_pass() {
             let tokens = vec![1; (prompt - start).min(BLOCK_TOKENS)];
             sequence.extend_window(&mut caches, start, start + tokens.len()).unwrap();
             let segment =
-                engine::Segment { sequence: &sequence, start, tokens: &tokens, sample: Some(&greedy) };
+                engine::Segment { sequence: &sequence, start, tokens: Given(&tokens), sample: Some(&greedy) };
             let mut memory = apart(&prefill, &[(0, 0)]);
             engine::fill(&prefill, &mut memory, &[segment]);
             assert_eq!(layouts[1].check(&memory, &AnyOwner), Ok(()), "block at {start}");
@@ -209,8 +216,12 @@ fn the_engines_inputs_pass() {
         for (sequence, length) in &mut sequences {
             sequence.extend_window(&mut caches, *length, *length + 1).unwrap();
         }
-        let segment =
-            |(sequence, start)| engine::Segment { sequence, start, tokens: &[1], sample: Some(&greedy) };
+        let segment = |(sequence, start)| engine::Segment {
+            sequence,
+            start,
+            tokens: Given(&[1]),
+            sample: Some(&greedy),
+        };
         let segments: Vec<_> = sequences.iter().map(|(s, length)| segment((s, *length))).collect();
         let mut memory = apart(&decode, &[(0, 0)]);
         engine::fill(&decode, &mut memory, &segments);

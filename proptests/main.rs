@@ -28,7 +28,10 @@ mod emulator;
 #[cfg(feature = "cuda")]
 mod nvfp4;
 
+mod ahead;
 mod any_order;
+#[cfg(feature = "cuda")]
+mod certify;
 mod checkpoint;
 mod company;
 mod draw;
@@ -36,6 +39,8 @@ mod engine;
 mod footprint;
 #[cfg(feature = "cuda")]
 mod gpu_engine;
+#[cfg(feature = "cuda")]
+mod gpu_events;
 mod hazards;
 mod inputs;
 mod model;

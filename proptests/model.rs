@@ -5,8 +5,8 @@ use std::path::Path;
 
 use flashlane::cache::{Caches, Owner, Sequence};
 use flashlane::checkpoint::{Checkpoint, ModelConfig, synthetic};
-use flashlane::engine::inputs::{Segment, fill};
-use flashlane::engine::{Device, HostDevice, Prepared, SamplingParams, prepare};
+use flashlane::engine::inputs::{Segment, Tokens, fill};
+use flashlane::engine::{Device, HostDevice, Prepared, SamplingParams, Wanted, prepare};
 use flashlane::format::index_row::IndexFormat;
 use flashlane::format::kv_row::KvFormat;
 use flashlane::model::{CacheLayout, CacheSize, ModelWeights, StepShape, load};
@@ -81,16 +81,19 @@ impl Run {
         let to = self.len + tokens.len();
         self.sequence.extend_window(&mut self.caches, self.len, to).unwrap();
         let greedy = SamplingParams::default();
-        let segment = Segment { sequence: &self.sequence, start: self.len, tokens, sample: Some(&greedy) };
+        let given = Tokens::Given(tokens);
+        let segment =
+            Segment { sequence: &self.sequence, start: self.len, tokens: given, sample: Some(&greedy) };
         let steps = self.device.steps();
         let model = &steps[step].step;
-        let memory = self.device.io(step);
+        let memory = self.device.io(step, 0);
         fill(model, memory, &[segment]);
         for (row, sample) in (0i32..).zip(memory.host_mut::<i32>(&model.io.sample_rows)).take(tokens.len()) {
             *sample = row;
         }
-        self.device.run(step).unwrap();
-        let memory = self.device.io(step);
+        self.device.launch(step, 0, &Wanted::all(model)).unwrap();
+        self.device.wait(step, 0).unwrap();
+        let memory = self.device.io(step, 0);
         let logits = memory.host::<f32>(&model.io.logits);
         shown.logits.extend(logits.chunks(self.vocab).take(tokens.len()).map(<[f32]>::to_vec));
         let rows = model.shape.rows();

@@ -1,6 +1,6 @@
 //! `sample`: equal tokens on every executor, wherever the drawn number is not a hair from a boundary.
 
-use flashlane::ops::{Op, Sample, sample_uniform};
+use flashlane::ops::{BufferId, Carry, Op, Sample, sample_uniform};
 use proptest::prelude::*;
 
 use crate::support::{Case, Draw, Dtype, Runs, Value, config};
@@ -27,6 +27,12 @@ struct Built {
     case: Case,
     token: Value,
     status: Value,
+    carry: BufferId,
+}
+
+/// A request's slot: neither its row nor in order; the fourth of eight has none.
+fn slot(row: usize, rows: usize) -> i32 {
+    if row % 8 == 3 { [-1, i32::MAX][row / 8 % 2] } else { i32::try_from(rows - 1 - row).unwrap() }
 }
 
 fn build(rows: &[Row]) -> Built {
@@ -43,6 +49,16 @@ fn build(rows: &[Row]) -> Built {
     let position = case.ints("position", &rows.iter().map(|r| r.position).collect::<Vec<_>>());
     let token = case.out("token", Dtype::I32, samples);
     let status = case.out("status", Dtype::I32, samples);
+    let slots: Vec<i32> = (0..samples).map(|row| slot(row, samples)).collect();
+    let state = case.state("carry", &vec![0.0; 2 * samples]);
+    for (row, slot) in rows.iter().zip(&slots).filter(|(row, _)| row.position >= 0) {
+        if let Some(slot) = usize::try_from(*slot).ok().filter(|slot| *slot < samples) {
+            let cell = 2 * slot + usize::try_from(row.position).unwrap() % 2;
+            case.writes(state, 4 * cell..4 * cell + 4);
+        }
+    }
+    case.unread(state, 0..8 * samples);
+    let carry = Carry { state, slots: samples, slot: case.ints("state_slot", &slots) };
     case.op(Op::Sample(Sample {
         logits,
         temperature,
@@ -53,10 +69,12 @@ fn build(rows: &[Row]) -> Built {
         position,
         token,
         status,
+        carry,
+        per_request: 1,
         samples,
         vocab,
     }));
-    Built { case, token, status }
+    Built { case, token, status, carry: state }
 }
 
 fn run(rows: &[Row]) -> (Vec<i32>, Vec<i32>) {
@@ -64,6 +82,18 @@ fn run(rows: &[Row]) -> (Vec<i32>, Vec<i32>) {
     let runs: Runs = built.case.run();
     runs.agree_exactly(built.token.buffer);
     runs.agree_exactly(built.status.buffer);
+    for found in &runs.all {
+        let (tokens, carried) = (found.ints(&built.token), found.bytes(built.carry));
+        for (at, (row, token)) in
+            rows.iter().zip(tokens).enumerate().filter(|(_, (row, _))| row.position >= 0)
+        {
+            let Ok(slot) = usize::try_from(slot(at, rows.len())) else { continue };
+            let cell = 2 * slot + usize::try_from(row.position).unwrap() % 2;
+            if slot < rows.len() {
+                assert_eq!(carried[4 * cell..][..4], token.to_ne_bytes(), "{}", found.executor);
+            }
+        }
+    }
     (runs.oracle().ints(&built.token), runs.oracle().ints(&built.status))
 }
 

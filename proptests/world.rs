@@ -5,7 +5,7 @@ use flashlane::cpu;
 use flashlane::format::index_row::IndexFormat;
 use flashlane::format::kv_row::KvFormat;
 use flashlane::model::{CacheLayout, CacheSize, ModelStep, ModelWeights, StepShape, build_step, load};
-use flashlane::ops::Dtype;
+use flashlane::ops::{Dtype, Embed};
 use flashlane::reference;
 use flashlane::step::{Bytes, Graph, Memory, Node, Numerics, Operands, Plan, Random, Resident};
 
@@ -68,13 +68,18 @@ pub(crate) fn world(index: IndexFormat, shape: StepShape, requests: &[Segment], 
         all
     };
     // Small numbers in every format, of either sign; scale bytes with the sign bit are large and still finite.
-    let resident = Resident {
+    let mut resident = Resident {
         pools: layout.pools().map(|p| noise(p.pages * p.page_bytes)).collect(),
         states: layout.states().map(|s| noise(s.slots * s.len * 4)).collect(),
     };
     let plan = Plan::shared(&step.graph);
     let mut memory = filled(&step, requests, &plan);
-    let tokens = memory.host_mut::<i32>(&step.io.token);
-    tokens.fill_with(|| random.below(config.vocab_size) as i32);
+    let mut id = || random.below(config.vocab_size) as i32;
+    let carry = &mut resident.states[layout.carry.id.0 as usize];
+    bytemuck::cast_slice_mut(carry).fill_with(&mut id);
+    memory.host_mut::<i32>(&step.io.token).fill_with(&mut id);
+    if shape.per_request == 1 {
+        memory.host_mut::<i32>(&step.io.token).iter_mut().step_by(2).for_each(|t| *t = Embed::CARRIED);
+    }
     World { step, plan, memory, resident, executors }
 }

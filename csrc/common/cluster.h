@@ -29,11 +29,21 @@ FL_DEVICE const T* cluster_peer(const T* own, int rank) {
 #endif
 }
 
-// Every thread of every block of the cluster; what was written before is seen after.
-FL_DEVICE void cluster_sync() {
+// A barrier of every thread of every block of the cluster, in two halves: what was written before an arrival is seen after
+// the wait.
+FL_DEVICE void cluster_arrive() {
 #if defined(__CUDA_ARCH__)
-  asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+FL_DEVICE void cluster_wait() {
+#if defined(__CUDA_ARCH__)
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 #elif defined(FL_EMULATED)
   emu::cluster_barrier();
 #endif
+}
+FL_DEVICE void cluster_sync() {
+  cluster_arrive();
+  cluster_wait();
 }

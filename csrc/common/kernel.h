@@ -3,16 +3,21 @@
 
 #include "hd.h"
 
+// Sources compiled a second time with a fault in them (unwaited_*.cu, slow_*.cu) name their kernels apart.
+#if !defined(FL_TWIN)
+#define FL_TWIN(name) name
+#endif
+
 #if defined(__CUDACC__)
 // Heads a kernel of at most `threads` threads a block, whose parameters are the struct `p`.
 #define FL_KERNEL(threads, name, Params) FL_KERNEL_BLOCKS(threads, 1, name, Params)
 // The same, with registers for at least `blocks` blocks on a multiprocessor.
 #define FL_KERNEL_BLOCKS(threads, blocks, name, Params) \
-  extern "C" __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ Params p)
+  extern "C" __global__ void __launch_bounds__(threads, blocks) FL_TWIN(name)(const __grid_constant__ Params p)
 // The same in clusters of `cluster` neighbouring blocks along x, which reach each other's shared memory (common/cluster.h).
-#define FL_KERNEL_CLUSTER(threads, blocks, cluster, name, Params)                                    \
-  extern "C" __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(threads, blocks) name( \
-      const __grid_constant__ Params p)
+#define FL_KERNEL_CLUSTER(threads, blocks, cluster, name, Params)                              \
+  extern "C" __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(threads, blocks) \
+      FL_TWIN(name)(const __grid_constant__ Params p)
 #define FL_DYNAMIC_SHARED(name) extern __shared__ __align__(16) unsigned char name[]
 #else
 #include "../emu/emu.h"

@@ -7,7 +7,12 @@
 // No global memory access of a kernel may stand before this.
 FL_DEVICE void pdl_wait() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#if !defined(FL_UNWAITED)
   asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
   asm volatile("griddepcontrol.launch_dependents;");
+#if defined(FL_SLOW)
+  for (int i = 0; i < 200; ++i) __nanosleep(1000);
+#endif
 #endif
 }

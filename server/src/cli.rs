@@ -69,7 +69,8 @@ pub struct ModelArgs {
     /// Longest sequence, prompt and answer together, in tokens; without it, what the model allows, at most 8192
     #[arg(long, env = "FLASHLANE_MAX_MODEL_LEN", value_name = "TOKENS")]
     pub max_model_len: Option<usize>,
-    /// Requests in one step; more wait in the queue
+    /// Requests in one step; more wait in the queue. Between two tokens of an answer at most one block of 256 tokens of
+    /// other prompts is read; every other block goes to the shortest prompt
     #[arg(long, env = "FLASHLANE_MAX_NUM_SEQS", value_name = "N", default_value_t = 8, value_parser = from_1_to(1024))]
     pub max_num_seqs: usize,
     /// Requests that may wait; further ones are answered 429
@@ -93,6 +94,15 @@ pub struct ModelArgs {
     /// Where the model runs: auto, cpu or cuda:N
     #[arg(long, env = "FLASHLANE_DEVICE", default_value = "auto")]
     pub device: Device,
+    /// On a GPU: replay each step as a captured graph, read back and proved; off launches every kernel anew
+    #[arg(long, env = "FLASHLANE_GRAPH", value_enum, value_name = "on|off", default_value_t = OnOff::On, hide_possible_values = true)]
+    pub graph: OnOff,
+    /// On a GPU: the lanes of a step side by side on streams of their own, or one after another; the tokens do not depend on it
+    #[arg(long, env = "FLASHLANE_SCHEDULE", value_enum, default_value_t = Schedule::Forked)]
+    pub schedule: Schedule,
+    /// On a GPU: programmatic dependent launch, kernels beginning while their predecessors end
+    #[arg(long, env = "FLASHLANE_PDL", value_enum, value_name = "on|off", default_value_t = OnOff::On, hide_possible_values = true)]
+    pub pdl: OnOff,
     /// Whether answers begin with reasoning when the request does not say: auto is the model's own default
     #[arg(long, env = "FLASHLANE_THINKING", value_enum, default_value_t = Switch::Auto)]
     pub thinking: Switch,
@@ -122,6 +132,18 @@ pub enum Switch {
     Auto,
     On,
     Off,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum OnOff {
+    On,
+    Off,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Schedule {
+    Serial,
+    Forked,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,7 +5,11 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use flashlane::checkpoint::{Checkpoint, ModelConfig};
+#[cfg(feature = "cuda")]
+use flashlane::cuda::{Backend, RunMode};
 use flashlane::engine::{Engine, EngineConfig, Generate, SamplingParams};
+#[cfg(feature = "cuda")]
+use flashlane::engine::{Forced, GpuConfig, IdleLog};
 use flashlane::format::index_row::IndexFormat;
 use flashlane::format::kv_row::KvFormat;
 use flashlane::ops::Dtype;
@@ -13,6 +17,8 @@ use flashlane::step::Numerics;
 
 use crate::chat::ChatTokenizer;
 use crate::cli::{Device, IndexK, KvCacheDtype, ModelArgs, Rounding, Switch};
+#[cfg(feature = "cuda")]
+use crate::cli::{OnOff, Schedule};
 use crate::http::Defaults;
 
 /// An engine with what its callers need to speak to it.
@@ -64,18 +70,50 @@ const DEFAULT_MODEL_LEN: usize = 8192;
 pub fn build(args: &ModelArgs) -> anyhow::Result<Loaded> {
     match gpu(args.device)? {
         #[cfg(feature = "cuda")]
-        Some(gpu) => build_with(args, |checkpoint, config| {
-            Engine::on_gpu(checkpoint, config, gpu, flashlane::cuda::Options::default())
-        }),
+        Some(gpu) => build_on(args, gpu, &GpuConfig { mode: mode(args), ..GpuConfig::default() }),
         #[cfg(not(feature = "cuda"))]
         Some(never) => match never {},
         None => build_with(args, Engine::on_cpu),
     }
 }
 
+/// As [`build`], on a GPU that runs what no proof allows.
+///
+/// # Errors
+/// As [`build`]; there may be no GPU.
+#[cfg(feature = "cuda")]
+pub fn build_forced(args: &ModelArgs, forced: Forced) -> anyhow::Result<Loaded> {
+    let Some(gpu) = gpu(args.device)? else { bail!("--device: there is no GPU to force a mutant on") };
+    build_on(args, gpu, &GpuConfig { mode: mode(args), forced: Some(forced), ..GpuConfig::default() })
+}
+
+/// As [`build`], on a GPU whose idle time is noted.
+///
+/// # Errors
+/// As [`build`]; there may be no GPU.
+#[cfg(feature = "cuda")]
+pub fn build_timed(args: &ModelArgs, idle: IdleLog) -> anyhow::Result<Loaded> {
+    let Some(gpu) = gpu(args.device)? else { bail!("--device: there is no GPU") };
+    build_on(args, gpu, &GpuConfig { mode: mode(args), idle: Some(idle), ..GpuConfig::default() })
+}
+
+#[cfg(feature = "cuda")]
+fn build_on(args: &ModelArgs, gpu: Arc<dyn Backend>, how: &GpuConfig) -> anyhow::Result<Loaded> {
+    build_with(args, |checkpoint, config| Engine::on_gpu(checkpoint, config, gpu, how))
+}
+
+#[cfg(feature = "cuda")]
+fn mode(args: &ModelArgs) -> RunMode {
+    RunMode {
+        captured: args.graph == OnOff::On,
+        forked: args.schedule == Schedule::Forked,
+        programmatic: args.pdl == OnOff::On,
+    }
+}
+
 /// The GPU to run on; `None` is the CPU. `auto` takes the first GPU that this build has kernels for.
 #[cfg(feature = "cuda")]
-fn gpu(device: Device) -> anyhow::Result<Option<Arc<dyn flashlane::cuda::Backend>>> {
+fn gpu(device: Device) -> anyhow::Result<Option<Arc<dyn Backend>>> {
     use flashlane::cuda::{Gpu, device_count, kernels_built};
     let ordinal = match device {
         Device::Cpu => return Ok(None),

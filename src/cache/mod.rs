@@ -9,6 +9,6 @@ mod sequence;
 mod transfer;
 
 pub use pages::{Owner, Page, PageError, Pages};
-pub(crate) use sequence::WINDOW_PAGES;
+pub(crate) use sequence::{BLOCK_PAGES, WINDOW_PAGES};
 pub use sequence::{Caches, Sequence};
 pub use transfer::{InProcess, LayerParts, Manifest, Transfer, TransferError};

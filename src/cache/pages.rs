@@ -66,16 +66,25 @@ impl Pages {
         self.entries.len().saturating_sub(self.reserved)
     }
 
+    /// Confirms that `count` pages are free.
+    ///
+    /// # Errors
+    /// [`PageError::Exhausted`].
+    pub fn enough(&self, count: usize) -> Result<(), PageError> {
+        let free = self.free.len();
+        if count > free {
+            return Err(PageError::Exhausted { what: self.what, needed: count, free });
+        }
+        Ok(())
+    }
+
     /// Hands out `count` pages, or none.
     ///
     /// # Errors
     /// [`PageError::Exhausted`].
     pub fn allocate(&mut self, owner: Owner, count: usize) -> Result<Vec<Page>, PageError> {
-        let free = self.free.len();
-        if count > free {
-            return Err(PageError::Exhausted { what: self.what, needed: count, free });
-        }
-        let ids = self.free.split_off(free - count);
+        self.enough(count)?;
+        let ids = self.free.split_off(self.free.len() - count);
         Ok(ids.into_iter().rev().map(|id| self.hand_out(owner, id)).collect())
     }
 

@@ -6,8 +6,10 @@ use super::pages::{Owner, Page, PageError, Pages};
 use crate::model::CacheSize;
 use crate::ops::{BLOCK_TOKENS, PAGE_ROWS, WINDOW};
 
-/// Window pages that a request can hold at once: a prefill block's 256 rows and the 127 before them.
-pub(crate) const WINDOW_PAGES: usize = (BLOCK_TOKENS + WINDOW - 1).div_ceil(PAGE_ROWS) + 1;
+/// Window pages that a request holds between steps: those of 128 rows at any place.
+pub(crate) const WINDOW_PAGES: usize = WINDOW.div_ceil(PAGE_ROWS) + 1;
+/// Window pages that a prefill block adds until it has completed.
+pub(crate) const BLOCK_PAGES: usize = BLOCK_TOKENS / PAGE_ROWS;
 
 /// All pages of one engine.
 #[derive(Clone, Debug)]
@@ -52,15 +54,10 @@ impl Sequence {
     /// # Errors
     /// [`PageError::Exhausted`]; nothing is held then.
     pub fn admit(caches: &mut Caches, owner: Owner, tokens: usize) -> Result<Self, PageError> {
+        let blocks = tokens.div_ceil(BLOCK_TOKENS);
+        caches.blocks.enough(blocks)?;
         let slot = caches.slots.allocate(owner, 1)?[0];
-        match caches.blocks.allocate(owner, tokens.div_ceil(BLOCK_TOKENS)) {
-            Ok(blocks) => Ok(Self { owner, slot, blocks, windows: VecDeque::new() }),
-            Err(error) => {
-                caches.slots.retire(owner, slot, 0)?;
-                caches.slots.settle(0);
-                Err(error)
-            }
-        }
+        Ok(Self { owner, slot, blocks: caches.blocks.allocate(owner, blocks)?, windows: VecDeque::new() })
     }
 
     /// Window pages for rows `from..to` of this step and the 127 rows before `from`.
@@ -104,13 +101,19 @@ impl Sequence {
         windows.and(blocks).and(caches.slots.retire(owner, self.slot, step))
     }
 
-    /// The pool row of a window row.
+    /// The window page with this number.
     #[must_use]
-    pub fn window_slot(&self, position: usize) -> Option<i64> {
-        let number = position / PAGE_ROWS;
+    pub fn window(&self, number: usize) -> Option<Page> {
         let (first, _) = self.windows.front()?;
         let (found, page) = self.windows.get(number.checked_sub(*first)?)?;
         debug_assert_eq!(*found, number);
+        Some(*page)
+    }
+
+    /// The pool row of a window row.
+    #[must_use]
+    pub fn window_slot(&self, position: usize) -> Option<i64> {
+        let page = self.window(position / PAGE_ROWS)?;
         i64::try_from(page.id as usize * PAGE_ROWS + position % PAGE_ROWS).ok()
     }
 
@@ -131,7 +134,7 @@ mod tests {
     use super::*;
 
     fn caches() -> Caches {
-        Caches::new(CacheSize { window_pages: 1 + 2 * WINDOW_PAGES, blocks: 9, slots: 2 })
+        Caches::new(CacheSize { window_pages: 1 + WINDOW_PAGES + 2 * BLOCK_PAGES, blocks: 9, slots: 2 })
     }
 
     #[test]
@@ -140,10 +143,12 @@ mod tests {
         let mut seq = Sequence::admit(&mut caches, Owner(1), 2048).unwrap();
         for (step, from) in (0u64..).zip((0..2048).step_by(BLOCK_TOKENS)) {
             seq.extend_window(&mut caches, from, from + BLOCK_TOKENS).unwrap();
-            assert!(seq.windows.len() <= WINDOW_PAGES);
+            assert!(seq.windows.len() <= WINDOW_PAGES + BLOCK_PAGES);
             assert!((from.saturating_sub(127)..from + BLOCK_TOKENS).all(|p| seq.window_slot(p).is_some()));
             seq.slide(&mut caches, from + BLOCK_TOKENS, step).unwrap();
-            caches.settle(step);
+            assert!(seq.windows.len() <= WINDOW_PAGES);
+            // The step before has completed, this one has not.
+            step.checked_sub(1).into_iter().for_each(|before| caches.settle(before));
         }
         seq.release(&mut caches, 99).unwrap();
         caches.settle(99);

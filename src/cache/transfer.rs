@@ -127,7 +127,8 @@ mod tests {
         let state = |id| StateSpec { id: StateId(id), name: id.to_string(), slots: 2, len: 4 };
         let layer =
             LayerCache { window: pool(0), rows: Some((pool(1), state(0))), index: Some((pool(2), state(1))) };
-        CacheLayout { size: CacheSize { window_pages: 9, blocks: 9, slots: 2 }, layers: vec![layer] }
+        let size = CacheSize { window_pages: 9, blocks: 9, slots: 2 };
+        CacheLayout { size, layers: vec![layer], carry: state(2) }
     }
 
     fn manifest(caches: &mut Caches) -> Manifest {

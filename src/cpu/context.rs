@@ -6,7 +6,7 @@ use super::rows::{Rows, RowsMut};
 use super::simd::Simd;
 use super::weights::{Numbers, Weights};
 use super::{ExecError, pages::Pages};
-use crate::ops::{BufferId, Dtype, Paged, ROPE_DIM, Tokens, Value};
+use crate::ops::{BufferId, Carry, Dtype, Paged, ROPE_DIM, Tokens, Value};
 use crate::step::{Graph, Node, Operands, WeightId};
 
 /// One node about to run.
@@ -179,6 +179,27 @@ impl<'a, 'w> Context<'a, 'w> {
             expected: len,
             found,
         })
+    }
+
+    /// The carried tokens and the slots of the requests.
+    pub(super) fn carry(&self, carry: &Carry, requests: usize) -> Result<(&'a [i32], &'a [i32]), ExecError> {
+        let all: &[i32] = bytemuck::cast_slice(self.operands.bytes(carry.state)?);
+        let (expected, found) = (carry.slots * Carry::CELLS, all.len());
+        let short = ExecError::Length { op: self.op, operand: "carry", expected, found };
+        Ok((all.get(..expected).ok_or(short)?, self.ints("state_slot", &carry.slot, requests)?))
+    }
+
+    /// The carried tokens to write, and the slots of the requests.
+    pub(super) fn carry_mut(
+        &mut self,
+        carry: &Carry,
+        requests: usize,
+    ) -> Result<(&'a mut [i32], &'a [i32]), ExecError> {
+        let slots = self.ints("state_slot", &carry.slot, requests)?;
+        let all: &mut [i32] = bytemuck::cast_slice_mut(self.operands.bytes_mut(carry.state)?);
+        let (expected, found) = (carry.slots * Carry::CELLS, all.len());
+        let short = ExecError::Length { op: self.op, operand: "carry", expected, found };
+        Ok((all.get_mut(..expected).ok_or(short)?, slots))
     }
 
     /// A pool behind its page table, `page_bytes` from page to page.

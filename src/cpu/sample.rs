@@ -27,6 +27,7 @@ pub(super) fn run(op: &Sample, context: &mut Context<'_, '_>) -> Result<(), Exec
     let position = context.ints("position", &op.position, n)?;
     let token = context.ints_mut("token", &op.token, n)?;
     let status = context.ints_mut("status", &op.status, n)?;
+    let (carried, slots) = context.carry_mut(&op.carry, op.requests())?;
     for s in 0..n {
         let row = &logits[s * op.vocab..(s + 1) * op.vocab];
         let Ok(position) = u32::try_from(position[s]) else {
@@ -42,6 +43,9 @@ pub(super) fn run(op: &Sample, context: &mut Context<'_, '_>) -> Result<(), Exec
         };
         let best = best(row);
         (token[s], status[s]) = best.map_or((-1, 1), |best| (draw(row, best, &request) as i32, 0));
+        if let Some(cell) = op.carry.cell(slots[op.request(s)], position as usize) {
+            carried[cell] = token[s];
+        }
     }
     Ok(())
 }

@@ -1,9 +1,88 @@
 //! What runs kernels, and memory on it.
 
 use std::any::Any;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{CudaError, Launch};
+use super::{CudaError, Launch, Reading, Route};
+
+/// A step's launches, by node, and how they reach the device.
+#[derive(Clone, Debug)]
+pub struct Script {
+    pub launches: Vec<Launch>,
+    pub route: Route,
+    /// Microseconds that a node's stream is kept busy before it, by node: makes a race loud.
+    pub delays: BTreeMap<usize, u32>,
+}
+
+/// A captured graph that has not run: it can be read, and nothing about it changes any more.
+pub trait Capture: std::fmt::Debug + Send {
+    /// # Errors
+    /// [`CudaError::Driver`].
+    fn read(&self) -> Result<Reading, CudaError>;
+
+    /// The same graph, made executable.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    fn instantiate(self: Box<Self>) -> Result<Box<dyn Replay>, CudaError>;
+}
+
+/// A captured graph that runs.
+pub trait Replay: std::fmt::Debug + Send {
+    /// Launches it on the backend's stream.
+    ///
+    /// # Safety
+    /// Every address that was captured is valid for what its kernel does.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    unsafe fn replay(&self) -> Result<(), CudaError>;
+}
+
+/// Host memory that copies run from and to while the host does something else.
+pub trait Staging: std::fmt::Debug + Send {
+    fn bytes(&self) -> &[u8];
+    fn bytes_mut(&mut self) -> &mut [u8];
+}
+
+impl Staging for Vec<u8> {
+    fn bytes(&self) -> &[u8] {
+        self
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        self
+    }
+}
+
+/// A point in the backend's stream.
+pub trait Fence: std::fmt::Debug + Send {
+    /// Waits until everything before it is done.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`]: also what something before it did wrong.
+    fn wait(&self) -> Result<(), CudaError>;
+
+    /// Microseconds from an earlier point to this one, both waited for; `None` where there is no clock.
+    fn since(&self, earlier: &dyn Fence) -> Option<f32> {
+        let _ = earlier;
+        None
+    }
+
+    fn as_any(&self) -> &dyn Any;
+}
+
+/// The point of a backend that has always caught up.
+impl Fence for () {
+    fn wait(&self) -> Result<(), CudaError> {
+        Ok(())
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
 
 /// A device: the driver's, or the emulator. Calls are synchronous but for launches, which run in order.
 pub trait Backend: std::fmt::Debug + Send + Sync {
@@ -21,6 +100,22 @@ pub trait Backend: std::fmt::Debug + Send + Sync {
     /// # Safety
     /// `address` came from [`allocate`](Self::allocate) with `bytes`, was not freed, and nothing uses it any more.
     unsafe fn free(&self, address: u64, bytes: usize);
+
+    /// Zeroes memory, after every launch so far.
+    ///
+    /// # Safety
+    /// `address .. address + bytes` lies within one allocation.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    unsafe fn clear(&self, address: u64, bytes: usize) -> Result<(), CudaError> {
+        let zeros = vec![0u8; bytes.min(1 << 20)];
+        for start in (0..bytes).step_by(zeros.len().max(1)) {
+            // SAFETY: a part of the caller's range.
+            unsafe { self.upload(address + start as u64, &zeros[..zeros.len().min(bytes - start)])? };
+        }
+        Ok(())
+    }
 
     /// Copies to the device, after every launch so far.
     ///
@@ -40,12 +135,80 @@ pub trait Backend: std::fmt::Debug + Send + Sync {
     /// [`CudaError::Driver`].
     unsafe fn download(&self, from: u64, to: &mut [u8]) -> Result<(), CudaError>;
 
+    /// Staging memory of zeros.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    fn staging(&self, bytes: usize) -> Result<Box<dyn Staging>, CudaError> {
+        Ok(Box::new(vec![0u8; bytes]))
+    }
+
+    /// Starts a copy to the device, after every launch so far.
+    ///
+    /// # Safety
+    /// As [`upload`](Self::upload); and `from` lives unchanged until a [`fence`](Self::fence) made later is waited for.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    unsafe fn start_upload(&self, to: u64, from: &[u8]) -> Result<(), CudaError> {
+        // SAFETY: the caller's.
+        unsafe { self.upload(to, from) }
+    }
+
+    /// Starts a copy from the device, after every launch so far.
+    ///
+    /// # Safety
+    /// As [`download`](Self::download); and `to` lives untouched until a [`fence`](Self::fence) made later is waited for.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    unsafe fn start_download(&self, from: u64, to: &mut [u8]) -> Result<(), CudaError> {
+        // SAFETY: the caller's.
+        unsafe { self.download(from, to) }
+    }
+
+    /// The point after everything that was started so far.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    fn fence(&self) -> Result<Box<dyn Fence>, CudaError> {
+        self.synchronize()?;
+        Ok(Box::new(()))
+    }
+
     /// # Safety
     /// The parameters are what the kernel takes, and every address in them is valid for what it does.
     ///
     /// # Errors
     /// [`CudaError::NoKernel`], [`CudaError::Driver`], [`CudaError::Emulator`].
     unsafe fn launch(&self, launch: &Launch) -> Result<(), CudaError>;
+
+    /// Launches a script. A backend with one stream runs it in append order.
+    ///
+    /// # Safety
+    /// As [`launch`](Self::launch), for every launch.
+    ///
+    /// # Errors
+    /// As [`launch`](Self::launch).
+    unsafe fn issue(&self, script: &Script) -> Result<(), CudaError> {
+        for launch in &script.launches {
+            // SAFETY: the caller's.
+            unsafe { self.launch(launch)? };
+        }
+        Ok(())
+    }
+
+    /// Captures a script instead of running it.
+    ///
+    /// # Safety
+    /// The parameters are what the kernels take. Addresses in them matter only once the graph runs.
+    ///
+    /// # Errors
+    /// [`CudaError::Unsupported`] where there is no capture; else as [`launch`](Self::launch).
+    unsafe fn capture(self: Arc<Self>, script: Script) -> Result<Box<dyn Capture>, CudaError> {
+        let _ = script;
+        Err(CudaError::Unsupported { op: "capture", what: "a captured graph off a GPU" })
+    }
 
     /// Times launches as one captured graph: microseconds of each of `repeats` replays, `before` running untimed ahead of
     /// each.
@@ -90,6 +253,17 @@ impl DeviceBuffer {
     pub fn new(backend: &Arc<dyn Backend>, bytes: usize) -> Result<Self, CudaError> {
         let address = backend.allocate(bytes.max(1))?;
         Ok(Self { backend: Arc::clone(backend), address, bytes, owner: None })
+    }
+
+    /// Memory full of zeros.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    pub fn zeroed(backend: &Arc<dyn Backend>, bytes: usize) -> Result<Self, CudaError> {
+        let buffer = Self::new(backend, bytes)?;
+        // SAFETY: the whole of a buffer.
+        unsafe { backend.clear(buffer.address, bytes)? };
+        Ok(buffer)
     }
 
     /// Memory that holds a copy of `bytes`.
@@ -143,6 +317,32 @@ impl DeviceBuffer {
         let from = self.within(offset, to.len())?;
         // SAFETY: the range was just checked.
         unsafe { self.backend.download(from, to) }
+    }
+
+    /// Starts a copy to the start of the buffer.
+    ///
+    /// # Safety
+    /// `from` lives unchanged until a fence made later is waited for.
+    ///
+    /// # Errors
+    /// [`CudaError::Range`] or [`CudaError::Driver`].
+    pub unsafe fn start_upload(&self, from: &[u8]) -> Result<(), CudaError> {
+        let to = self.within(0, from.len())?;
+        // SAFETY: the range was just checked; the rest is the caller's.
+        unsafe { self.backend.start_upload(to, from) }
+    }
+
+    /// Starts a copy from the buffer.
+    ///
+    /// # Safety
+    /// `to` lives untouched until a fence made later is waited for.
+    ///
+    /// # Errors
+    /// [`CudaError::Range`] or [`CudaError::Driver`].
+    pub unsafe fn start_download(&self, offset: usize, to: &mut [u8]) -> Result<(), CudaError> {
+        let from = self.within(offset, to.len())?;
+        // SAFETY: the range was just checked; the rest is the caller's.
+        unsafe { self.backend.start_download(from, to) }
     }
 
     fn within(&self, offset: usize, len: usize) -> Result<u64, CudaError> {

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 
 use super::ffi;
 use super::{CudaError, DeviceWeights, MatrixFormat};
-use crate::ops::{BufferId, Dtype, Paged, Tokens, Value};
+use crate::ops::{BufferId, Carry, Dtype, Paged, Tokens, Value};
 use crate::step::{Class, Graph};
 
 /// Where each buffer of a step lies on the device: address and bytes.
@@ -15,6 +15,14 @@ pub struct Bindings<'a> {
     pub buffers: Vec<Option<(u64, usize)>>,
     pub weights: &'a DeviceWeights,
     pub multiprocessors: usize,
+    /// Every address moved by its buffer's [`displacement`](super::displacement): for a capture that is read, never run.
+    pub displaced: bool,
+}
+
+impl Bindings<'_> {
+    fn place(&self, id: BufferId, address: u64) -> u64 {
+        if self.displaced { address.wrapping_add(super::displacement(id)) } else { address }
+    }
 }
 
 /// The bindings as one op sees them, for errors that name it.
@@ -61,11 +69,16 @@ impl Bound<'_> {
         if len < bytes {
             return Err(CudaError::Length { op: self.op, operand, expected: bytes, found: len });
         }
-        Ok(address)
+        Ok(self.all.place(id, address))
     }
 
     pub(super) fn positions(&self, tokens: &Tokens) -> Result<*const i32, CudaError> {
         self.value("position", &tokens.position, Dtype::I32, tokens.rows())
+    }
+
+    /// The tokens carried from step to step.
+    pub(super) fn carry(&self, carry: &Carry) -> Result<*const i32, CudaError> {
+        Ok(self.buffer("carry", carry.state, 4 * Carry::CELLS * carry.slots)? as *const i32)
     }
 
     /// A pool of `pages` pages and its table.
@@ -129,7 +142,11 @@ impl Bound<'_> {
             }
         };
         self.expect_bytes(operand, weight.format.bytes(1, len).0, weight.codes.len())?;
-        Ok(ffi::Gain { data: weight.codes.address() as *const c_void, is_f32, pad: 0 })
+        Ok(ffi::Gain {
+            data: self.all.place(value.buffer, weight.codes.address()) as *const c_void,
+            is_f32,
+            pad: 0,
+        })
     }
 
     /// A weight of exactly one plain format.
@@ -146,7 +163,7 @@ impl Bound<'_> {
             return Err(CudaError::Weight { op: self.op, operand, expected, found });
         }
         self.expect_bytes(operand, format.bytes(1, len).0, weight.codes.len())?;
-        Ok(weight.codes.address() as *const T)
+        Ok(self.all.place(value.buffer, weight.codes.address()) as *const T)
     }
 
     pub(super) fn floats(
@@ -195,9 +212,11 @@ impl Bound<'_> {
             let operand = "second-level scales";
             return Err(CudaError::Length { op: self.op, operand, expected: stack, found: globals });
         }
-        let address = |b: &Option<super::DeviceBuffer>| b.as_ref().map_or(0, super::DeviceBuffer::address);
+        let address = |b: &Option<super::DeviceBuffer>| {
+            b.as_ref().map_or(0, |b| self.all.place(value.buffer, b.address()))
+        };
         Ok(ffi::Weight {
-            codes: weight.codes.address() as *const c_void,
+            codes: self.all.place(value.buffer, weight.codes.address()) as *const c_void,
             scales: address(&weight.scales) as *const c_void,
             global: address(&weight.global) as *const f32,
             format: format.code(),

@@ -3,21 +3,23 @@
 //! The one place where cudarc's event tracking is switched off: it would order accesses by events that have holes under
 //! capture and between several readers (it keeps one read event a slice). Order here is the stream's alone.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use cudarc::driver::{CudaContext, CudaStream, DriverError, result, sys};
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, result, sys};
 
 use super::kernels::fatbin;
-use super::{Backend, CudaError, Kernel, Launch};
+use super::staging::{Pinned, Recorded};
+use super::{Backend, Capture, CudaError, Fence, Launch, Script, Staging};
 
 /// Dynamic shared memory that needs no permission.
 const PLAIN_SHARED: u32 = 48 << 10;
 
 /// A function that the driver loaded; valid as long as the context, whose modules are never unloaded.
 #[derive(Clone, Copy, Debug)]
-struct Function(sys::CUfunction);
+pub(super) struct Function(pub(super) sys::CUfunction);
 
 // SAFETY: a function handle is a key into the driver, which may be used from any thread with the context current.
 unsafe impl Send for Function {}
@@ -31,18 +33,26 @@ unsafe impl Send for Module {}
 
 #[derive(Debug, Default)]
 struct Loaded {
-    modules: HashMap<&'static str, Module>,
-    functions: HashMap<Kernel, Function>,
+    modules: HashMap<Cow<'static, str>, Module>,
+    functions: HashMap<Cow<'static, str>, Function>,
 }
 
-/// One GPU with its primary context and one stream.
+/// Streams and events beside the main one, made as they are needed.
+#[derive(Debug, Default)]
+pub(super) struct Side {
+    pub(super) streams: Vec<Arc<CudaStream>>,
+    pub(super) events: Vec<CudaEvent>,
+}
+
+/// One GPU with its primary context, a main stream, and side streams for the lanes of a step.
 #[derive(Debug)]
 pub struct Gpu {
     /// The owner of a borrowed stream. Before the context: the stream goes first.
     #[cfg(feature = "cust")]
     pub(super) caller: Option<Arc<cust::stream::Stream>>,
+    side: Mutex<Side>,
     pub(super) context: Arc<CudaContext>,
-    stream: Arc<CudaStream>,
+    pub(super) stream: Arc<CudaStream>,
     multiprocessors: usize,
     loaded: Mutex<Loaded>,
 }
@@ -93,6 +103,7 @@ impl Gpu {
         Ok(Self {
             #[cfg(feature = "cust")]
             caller: None,
+            side: Mutex::default(),
             context,
             stream,
             multiprocessors,
@@ -118,21 +129,87 @@ impl Gpu {
         self.context.bind_to_thread().map_err(failed("cuCtxSetCurrent"))
     }
 
-    fn function(&self, kernel: Kernel) -> Result<Function, CudaError> {
+    /// At least `streams` streams and `events` events, of this GPU alone.
+    pub(super) fn side(&self, streams: usize, events: usize) -> Result<MutexGuard<'_, Side>, CudaError> {
+        let mut side = self.side.lock().unwrap_or_else(PoisonError::into_inner);
+        while side.streams.len() < streams {
+            side.streams.push(self.context.new_stream().map_err(failed("cuStreamCreate"))?);
+        }
+        while side.events.len() < events {
+            side.events.push(self.event()?);
+        }
+        Ok(side)
+    }
+
+    pub(super) fn event(&self) -> Result<CudaEvent, CudaError> {
+        self.context.new_event(None).map_err(failed("cuEventCreate"))
+    }
+
+    /// The loaded function of a launch, with permission for its shared memory.
+    pub(super) fn prepared(&self, launch: &Launch) -> Result<Function, CudaError> {
+        let function = self.function(launch)?;
+        if launch.shared > PLAIN_SHARED {
+            self.allow_shared(function, launch.shared)?;
+        }
+        Ok(function)
+    }
+
+    /// # Safety
+    /// As [`Backend::launch`], and the stream is of this context.
+    pub(super) unsafe fn launch_on(
+        &self,
+        launch: &Launch,
+        stream: &CudaStream,
+        programmatic: bool,
+    ) -> Result<(), CudaError> {
+        if launch.is_empty() {
+            return Ok(());
+        }
+        let function = self.prepared(launch)?;
+        let mut attribute = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        let [x, y, z] = launch.grid;
+        let config = sys::CUlaunchConfig {
+            gridDimX: x,
+            gridDimY: y,
+            gridDimZ: z,
+            blockDimX: launch.block,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: launch.shared,
+            hStream: stream.cu_stream(),
+            attrs: &raw mut attribute,
+            numAttrs: u32::from(programmatic),
+        };
+        let mut params: [*mut c_void; 1] = [launch.params().cast_mut()];
+        // SAFETY: the caller's: parameters that fit the kernel and valid addresses in them; configuration and attribute live
+        // through the call.
+        let launched = unsafe {
+            sys::cuLaunchKernelEx(&raw const config, function.0, params.as_mut_ptr(), std::ptr::null_mut())
+        };
+        let named =
+            |e: DriverError| CudaError::Driver { call: launch.kernel.symbol(), message: e.to_string() };
+        launched.result().map_err(named)
+    }
+
+    fn function(&self, launch: &Launch) -> Result<Function, CudaError> {
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(function) = loaded.functions.get(&kernel) {
+        if let Some(function) = loaded.functions.get(&launch.symbol()) {
             return Ok(*function);
         }
-        let module = match loaded.modules.get(kernel.file()) {
+        let module = match loaded.modules.get(&launch.file()) {
             Some(module) => *module,
-            None => load(kernel)?,
+            None => load(launch)?,
         };
-        loaded.modules.insert(kernel.file(), module);
-        let name = CString::new(kernel.symbol()).unwrap_or_default();
+        loaded.modules.insert(launch.file(), module);
+        let name = CString::new(launch.symbol().as_ref()).unwrap_or_default();
         // SAFETY: the module is loaded and never unloaded.
         let function = unsafe { result::module::get_function(module.0, name) };
         let function = Function(function.map_err(failed("cuModuleGetFunction"))?);
-        loaded.functions.insert(kernel, function);
+        loaded.functions.insert(launch.symbol(), function);
         Ok(function)
     }
 
@@ -145,8 +222,8 @@ impl Gpu {
     }
 }
 
-fn load(kernel: Kernel) -> Result<Module, CudaError> {
-    let bytes = fatbin(kernel).ok_or(CudaError::NoKernel { kernel: kernel.symbol() })?;
+fn load(launch: &Launch) -> Result<Module, CudaError> {
+    let bytes = fatbin(&launch.file()).ok_or(CudaError::NoKernel { kernel: launch.kernel.symbol() })?;
     // The driver wants 64-byte alignment, which embedded bytes lack; it copies what it needs.
     let mut aligned: Vec<[u64; 8]> = vec![[0; 8]; bytes.len().div_ceil(64) + 1];
     let words: &mut [u8] = bytemuck::cast_slice_mut(&mut aligned);
@@ -180,6 +257,13 @@ impl Backend for Gpu {
         }
     }
 
+    unsafe fn clear(&self, address: u64, bytes: usize) -> Result<(), CudaError> {
+        self.bind()?;
+        // SAFETY: the caller's range.
+        let cleared = unsafe { result::memset_d8_async(address, 0, bytes, self.stream.cu_stream()) };
+        cleared.map_err(failed("cuMemsetD8Async"))
+    }
+
     unsafe fn upload(&self, to: u64, from: &[u8]) -> Result<(), CudaError> {
         self.bind()?;
         // On our stream: a copy of pageable memory outside it may return before its last bytes have arrived, and nothing
@@ -196,29 +280,45 @@ impl Backend for Gpu {
         unsafe { result::memcpy_dtoh_sync(to, from) }.map_err(failed("cuMemcpyDtoH"))
     }
 
-    unsafe fn launch(&self, launch: &Launch) -> Result<(), CudaError> {
-        if launch.is_empty() {
-            return Ok(());
-        }
+    fn staging(&self, bytes: usize) -> Result<Box<dyn Staging>, CudaError> {
+        Ok(Box::new(Pinned::new(&self.context, bytes)?))
+    }
+
+    unsafe fn start_upload(&self, to: u64, from: &[u8]) -> Result<(), CudaError> {
         self.bind()?;
-        let function = self.function(launch.kernel)?;
-        if launch.shared > PLAIN_SHARED {
-            self.allow_shared(function, launch.shared)?;
-        }
-        let [x, y, z] = launch.grid;
-        let mut params: [*mut c_void; 1] = [launch.params().cast_mut()];
-        // SAFETY: the caller's: parameters that fit the kernel and valid addresses in them.
-        let launched = unsafe {
-            result::launch_kernel(
-                function.0,
-                (x, y, z),
-                (launch.block, 1, 1),
-                launch.shared,
-                self.stream.cu_stream(),
-                &mut params,
-            )
-        };
-        launched.map_err(|e| CudaError::Driver { call: launch.kernel.symbol(), message: e.to_string() })
+        // SAFETY: the caller's.
+        let copied = unsafe { result::memcpy_htod_async(to, from, self.stream.cu_stream()) };
+        copied.map_err(failed("cuMemcpyHtoDAsync"))
+    }
+
+    unsafe fn start_download(&self, from: u64, to: &mut [u8]) -> Result<(), CudaError> {
+        self.bind()?;
+        // SAFETY: the caller's.
+        let copied = unsafe { result::memcpy_dtoh_async(to, from, self.stream.cu_stream()) };
+        copied.map_err(failed("cuMemcpyDtoHAsync"))
+    }
+
+    fn fence(&self) -> Result<Box<dyn Fence>, CudaError> {
+        let timed = sys::CUevent_flags_enum::CU_EVENT_DEFAULT;
+        let event = self.context.new_event(Some(timed)).map_err(failed("cuEventCreate"))?;
+        event.record(&self.stream).map_err(failed("cuEventRecord"))?;
+        Ok(Box::new(Recorded(event)))
+    }
+
+    unsafe fn launch(&self, launch: &Launch) -> Result<(), CudaError> {
+        self.bind()?;
+        // SAFETY: the caller's; the stream is this GPU's.
+        unsafe { self.launch_on(launch, &self.stream, false) }
+    }
+
+    unsafe fn issue(&self, script: &Script) -> Result<(), CudaError> {
+        // SAFETY: the caller's.
+        unsafe { self.issue_script(script) }
+    }
+
+    unsafe fn capture(self: Arc<Self>, script: Script) -> Result<Box<dyn Capture>, CudaError> {
+        // SAFETY: the caller's.
+        unsafe { self.capture_script(script) }
     }
 
     unsafe fn replay(

@@ -33,11 +33,13 @@ entries! {
     Attention, flashlane_emu_attention;
     CompressC4, flashlane_emu_compress_c4;
     CompressC128, flashlane_emu_compress_c128;
+    Delay, flashlane_emu_delay;
     Embed, flashlane_emu_embed;
     ExpertsUp8, flashlane_emu_experts_up_8;
     ExpertsUp32, flashlane_emu_experts_up_32;
     ExpertsDown8, flashlane_emu_experts_down_8;
     ExpertsDown32, flashlane_emu_experts_down_32;
+    Fill, flashlane_emu_fill;
     HyperPre, flashlane_emu_hyper_pre;
     HyperPost, flashlane_emu_hyper_post;
     HyperHead, flashlane_emu_hyper_head;

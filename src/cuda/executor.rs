@@ -1,9 +1,19 @@
-//! Steps on a device: their memory beside the host's, and their nodes launched in append order on one stream.
+//! Steps on a device: their memory beside the host's, and their nodes launched eagerly or as a captured graph, on one stream
+//! or with each lane on its own.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{Backend, Bindings, CudaError, DeviceBuffer, DeviceWeights, Launch, Options, launch};
-use crate::step::{Bytes, Class, Graph, Memory, Plan, Resident};
+use super::{
+    Backend, Bindings, Capture, Certificate, CudaError, DeviceBuffer, DeviceWeights, Evidence, Fault, Launch,
+    Options, Place, Replay, Route, Script, Uncertified, launch,
+};
+use crate::model::CacheLayout;
+use crate::ops::BufferId;
+use crate::step::{
+    Bytes, Class, Edge, Graph, HostIo, HostPlace, Memory, NodeId, Plan, PoolId, Program, Resident,
+    programmatic, prove, serial,
+};
 
 /// Pools and states on the device.
 #[derive(Debug)]
@@ -13,6 +23,21 @@ pub struct DeviceResident {
 }
 
 impl DeviceResident {
+    /// Empty caches of a layout.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    pub fn zeroed(backend: &Arc<dyn Backend>, layout: &CacheLayout) -> Result<Self, CudaError> {
+        let pools = layout.pools().map(|p| DeviceBuffer::zeroed(backend, p.pages * p.page_bytes));
+        let states = layout.states().map(|s| DeviceBuffer::zeroed(backend, s.slots * s.len * 4));
+        Ok(Self { pools: pools.collect::<Result<_, _>>()?, states: states.collect::<Result<_, _>>()? })
+    }
+
+    #[must_use]
+    pub fn pool(&self, id: PoolId) -> Option<&DeviceBuffer> {
+        self.pools.get(id.0 as usize)
+    }
+
     /// A copy of the host's.
     ///
     /// # Errors
@@ -34,11 +59,14 @@ impl DeviceResident {
     }
 }
 
-/// A step's own memory on the device: arena, inputs and outputs.
+/// A step's own memory on the device: its arena, and its inputs and outputs in one block each.
 #[derive(Debug)]
 pub struct DeviceStep {
     arena: DeviceBuffer,
-    host: Vec<Option<DeviceBuffer>>,
+    inputs: DeviceBuffer,
+    outputs: DeviceBuffer,
+    /// By buffer.
+    places: Vec<Option<HostPlace>>,
 }
 
 impl DeviceStep {
@@ -47,40 +75,49 @@ impl DeviceStep {
     /// # Errors
     /// [`CudaError::Driver`].
     pub fn upload(backend: &Arc<dyn Backend>, graph: &Graph, memory: &Memory) -> Result<Self, CudaError> {
-        let host = graph.buffer_ids().map(|id| match graph.buffer(id).class {
-            Class::Input | Class::Output => {
-                DeviceBuffer::from_bytes(backend, memory.host_bytes(id)).map(Some)
-            }
-            _ => Ok(None),
-        });
-        let host = host.collect::<Result<_, _>>()?;
-        Ok(Self { arena: DeviceBuffer::from_bytes(backend, &memory.arena)?, host })
+        Ok(Self {
+            arena: DeviceBuffer::from_bytes(backend, &memory.arena)?,
+            inputs: DeviceBuffer::from_bytes(backend, memory.inputs())?,
+            outputs: DeviceBuffer::from_bytes(backend, memory.outputs())?,
+            places: graph.buffer_ids().map(|id| memory.place(id).cloned()).collect(),
+        })
+    }
+
+    /// The block of all inputs.
+    #[must_use]
+    pub fn inputs(&self) -> &DeviceBuffer {
+        &self.inputs
+    }
+
+    /// The block of all outputs.
+    #[must_use]
+    pub fn outputs(&self) -> &DeviceBuffer {
+        &self.outputs
+    }
+
+    /// Where an input or output lies: address and bytes.
+    fn host(&self, id: BufferId) -> Option<(u64, usize)> {
+        let (block, range) = match self.places.get(id.0 as usize)?.as_ref()? {
+            HostPlace::Input(range) => (&self.inputs, range),
+            HostPlace::Output(range) => (&self.outputs, range),
+        };
+        (range.end <= block.len()).then(|| (block.address() + range.start as u64, range.len()))
     }
 
     /// Copies inputs to the device.
     ///
     /// # Errors
     /// [`CudaError::Driver`] or [`CudaError::Range`].
-    pub fn write_inputs(&self, graph: &Graph, memory: &Memory) -> Result<(), CudaError> {
-        for (id, buffer) in graph.buffer_ids().zip(&self.host) {
-            if let (Class::Input, Some(buffer)) = (graph.buffer(id).class, buffer) {
-                buffer.upload(0, memory.host_bytes(id))?;
-            }
-        }
-        Ok(())
+    pub fn write_inputs(&self, host: &HostIo) -> Result<(), CudaError> {
+        self.inputs.upload(0, host.inputs())
     }
 
     /// Copies outputs to the host.
     ///
     /// # Errors
     /// [`CudaError::Driver`] or [`CudaError::Range`].
-    pub fn read_outputs(&self, graph: &Graph, memory: &mut Memory) -> Result<(), CudaError> {
-        for (id, buffer) in graph.buffer_ids().zip(&self.host) {
-            if let (Class::Output, Some(buffer)) = (graph.buffer(id).class, buffer) {
-                buffer.download(0, memory.host_bytes_mut(id))?;
-            }
-        }
-        Ok(())
+    pub fn read_outputs(&self, host: &mut HostIo) -> Result<(), CudaError> {
+        self.outputs.download(0, host.outputs_mut())
     }
 
     /// Copies the arena to the host: for tests and instruments.
@@ -92,7 +129,47 @@ impl DeviceStep {
     }
 }
 
-/// Runs steps on a backend, one node after another.
+/// How steps run. No choice changes a bit of any result.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RunMode {
+    /// Replays a captured graph; else launches every node anew.
+    pub captured: bool,
+    /// Lanes side by side; else one after another.
+    pub forked: bool,
+    /// Kernels may begin while their predecessors run, and wait for them themselves.
+    pub programmatic: bool,
+}
+
+impl RunMode {
+    /// The graph whose edges this mode keeps.
+    #[must_use]
+    pub fn scheduled(self, graph: &Graph) -> Graph {
+        let graph = if self.forked { graph.clone() } else { serial(graph) };
+        if self.programmatic { programmatic(graph) } else { graph }
+    }
+
+    fn route(self, scheduled: &Graph) -> Route {
+        if self.forked { Route::forked(scheduled) } else { Route::serial(scheduled) }
+    }
+}
+
+/// A step with its memory, ready to run any number of times.
+#[derive(Debug)]
+pub struct Ready {
+    script: Script,
+    replay: Option<Box<dyn Replay>>,
+    /// What is known of a captured graph; `None` if the step runs eagerly.
+    pub certificate: Option<Certificate>,
+}
+
+/// A captured step and what its reading shows.
+struct Captured {
+    script: Script,
+    capture: Box<dyn Capture>,
+    certificate: Result<Certificate, Uncertified>,
+}
+
+/// Runs steps on a backend.
 #[derive(Debug)]
 pub struct Executor {
     pub backend: Arc<dyn Backend>,
@@ -112,28 +189,156 @@ impl Executor {
         step: &DeviceStep,
         resident: &DeviceResident,
     ) -> Result<Vec<Launch>, CudaError> {
-        let place = |buffer: &DeviceBuffer| (buffer.address(), buffer.len());
-        let buffers = graph.buffer_ids().map(|id| {
-            let buffer = graph.buffer(id);
-            match buffer.class {
-                Class::Weight(_) => None,
-                Class::Pool(pool) => resident.pools.get(pool.0 as usize).map(place),
-                Class::State(state) => resident.states.get(state.0 as usize).map(place),
-                Class::Input | Class::Output => step.host.get(id.0 as usize)?.as_ref().map(place),
-                Class::Transient => {
-                    let start = plan.offsets.get(id.0 as usize).copied().flatten()?;
-                    let inside = start + buffer.bytes <= step.arena.len();
-                    inside.then_some((step.arena.address() + start as u64, buffer.bytes))
-                }
-            }
-        });
-        let bindings = Bindings {
-            graph,
-            buffers: buffers.collect(),
-            weights: &self.weights,
-            multiprocessors: self.backend.multiprocessors(),
+        self.bound_launches(graph, places(graph, plan, step, resident), false)
+    }
+
+    fn bound_launches(
+        &self,
+        graph: &Graph,
+        buffers: Vec<Option<(u64, usize)>>,
+        displaced: bool,
+    ) -> Result<Vec<Launch>, CudaError> {
+        let (weights, multiprocessors) = (&self.weights, self.backend.multiprocessors());
+        let bindings = Bindings { graph, buffers, weights, multiprocessors, displaced };
+        let one = |node: &crate::step::Node| {
+            let launch = launch(&node.op, &bindings, self.options)?;
+            if node.waits { Ok(launch) } else { launch.with(Fault::Unwaited) }
         };
-        graph.nodes.iter().map(|node| launch(&node.op, &bindings, self.options)).collect()
+        graph.nodes.iter().map(one).collect()
+    }
+
+    /// Makes a step ready in a mode, proved for it: a captured graph on the edges that were read back. Valid as long as
+    /// `step`, `resident` and the weights.
+    ///
+    /// # Errors
+    /// [`Uncertified`]: it must not run.
+    pub fn ready(
+        &self,
+        graph: &Graph,
+        plan: &Plan,
+        (step, resident): (&DeviceStep, &DeviceResident),
+        mode: RunMode,
+    ) -> Result<Ready, Uncertified> {
+        let scheduled = mode.scheduled(graph);
+        prove(&Program::of(&scheduled, plan)).map_err(Uncertified::Hazards)?;
+        if !mode.captured {
+            let script = self.script(graph, &places(graph, plan, step, resident), &scheduled, mode, false)?;
+            return Ok(Ready { script, replay: None, certificate: None });
+        }
+        let Captured { script, capture, certificate } = self.captured(graph, plan, (step, resident), mode)?;
+        Ok(Ready { script, replay: Some(capture.instantiate()?), certificate: Some(certificate?) })
+    }
+
+    /// Captures a step, reads it back, and judges what was read, whether the step as declared is proved or not.
+    ///
+    /// # Errors
+    /// [`Uncertified`].
+    pub fn read_back(
+        &self,
+        graph: &Graph,
+        plan: &Plan,
+        place: (&DeviceStep, &DeviceResident),
+        mode: RunMode,
+    ) -> Result<Certificate, Uncertified> {
+        self.captured(graph, plan, place, mode)?.certificate
+    }
+
+    fn captured(
+        &self,
+        graph: &Graph,
+        plan: &Plan,
+        (step, resident): (&DeviceStep, &DeviceResident),
+        mode: RunMode,
+    ) -> Result<Captured, CudaError> {
+        let scheduled = mode.scheduled(graph);
+        let places = places(graph, plan, step, resident);
+        let script = |displaced| self.script(graph, &places, &scheduled, mode, displaced);
+        let capture = |script| {
+            // SAFETY: `bound_launches` checked every operand; the displaced capture is read and dropped, never run.
+            unsafe { Arc::clone(&self.backend).capture(script) }
+        };
+        let first = script(false)?;
+        let (capture, displaced) = (capture(first.clone())?, capture(script(true)?)?);
+        let evidence = Evidence {
+            graph: &scheduled,
+            plan,
+            launches: &first.launches,
+            reading: &capture.read()?,
+            displaced: &displaced.read()?,
+            places: &self.all_places(graph, &places),
+        };
+        let certificate = evidence.certify();
+        Ok(Captured { script: first, capture, certificate })
+    }
+
+    fn script(
+        &self,
+        graph: &Graph,
+        places: &[Option<(u64, usize)>],
+        scheduled: &Graph,
+        mode: RunMode,
+        displaced: bool,
+    ) -> Result<Script, CudaError> {
+        let launches = self.bound_launches(graph, places.to_vec(), displaced)?;
+        Ok(Script { launches, route: mode.route(scheduled), delays: BTreeMap::new() })
+    }
+
+    /// As [`ready`](Self::ready), with nothing proved: for known bugs, run on purpose. `delays` holds nodes back for so many
+    /// microseconds: their stream is kept busy before them, or, where a kernel that does not wait follows, they themselves
+    /// take long once it may begin.
+    ///
+    /// # Errors
+    /// [`CudaError`].
+    pub fn ready_unproved(
+        &self,
+        graph: &Graph,
+        plan: &Plan,
+        (step, resident): (&DeviceStep, &DeviceResident),
+        (mode, delays): (RunMode, &BTreeMap<NodeId, u32>),
+    ) -> Result<Ready, CudaError> {
+        let scheduled = mode.scheduled(graph);
+        let places = places(graph, plan, step, resident);
+        let mut script = self.script(graph, &places, &scheduled, mode, false)?;
+        for (node, microseconds) in delays {
+            let at = node.0 as usize;
+            let unwaited = |e: &Edge| e.from == *node && !graph.node(e.to).waits;
+            if graph.edges.iter().any(unwaited) {
+                script.launches[at] = script.launches[at].clone().with(Fault::Slow)?;
+            } else {
+                script.delays.insert(at, *microseconds);
+            }
+        }
+        if !mode.captured {
+            return Ok(Ready { script, replay: None, certificate: None });
+        }
+        // SAFETY: as in `ready`. A wrong order gives wrong values, never a wrong address.
+        let capture = unsafe { Arc::clone(&self.backend).capture(script.clone())? };
+        Ok(Ready { script, replay: Some(capture.instantiate()?), certificate: None })
+    }
+
+    /// Where every buffer lies, those of weights included.
+    fn all_places(&self, graph: &Graph, places: &[Option<(u64, usize)>]) -> Vec<Vec<Place>> {
+        let of = |(buffer, place): (&crate::step::Buffer, &Option<(u64, usize)>)| match buffer.class {
+            Class::Weight(id) => self.weights.get(id).map_or_else(Vec::new, |w| {
+                w.buffers().map(|b| Place { address: b.address(), bytes: b.len() }).collect()
+            }),
+            _ => place.iter().map(|&(address, bytes)| Place { address, bytes }).collect(),
+        };
+        graph.buffers.iter().zip(places).map(of).collect()
+    }
+
+    /// Starts a step that was made ready.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    pub fn start(&self, ready: &Ready) -> Result<(), CudaError> {
+        match &ready.replay {
+            // SAFETY: `ready` was made from operands that lie within buffers which live as long as it does, as its
+            // owner keeps it with them.
+            Some(graph) => unsafe { graph.replay() },
+            // SAFETY: the same.
+            None => unsafe { self.backend.issue(&ready.script) },
+        }
     }
 
     /// Runs a step whose memory is on the device.
@@ -192,7 +397,32 @@ impl Executor {
         let device = DeviceResident::upload(&self.backend, resident)?;
         self.run(graph, plan, &step, &device)?;
         step.read_arena(memory)?;
-        step.read_outputs(graph, memory)?;
+        step.read_outputs(memory)?;
         device.download(resident)
     }
+}
+
+/// Where each buffer but the weights lies: address and bytes.
+fn places(
+    graph: &Graph,
+    plan: &Plan,
+    step: &DeviceStep,
+    resident: &DeviceResident,
+) -> Vec<Option<(u64, usize)>> {
+    let place = |buffer: &DeviceBuffer| (buffer.address(), buffer.len());
+    let of = |id: BufferId| {
+        let buffer = graph.buffer(id);
+        match buffer.class {
+            Class::Weight(_) => None,
+            Class::Pool(pool) => resident.pools.get(pool.0 as usize).map(place),
+            Class::State(state) => resident.states.get(state.0 as usize).map(place),
+            Class::Input | Class::Output => step.host(id),
+            Class::Transient => {
+                let start = plan.offsets.get(id.0 as usize).copied().flatten()?;
+                let inside = start + buffer.bytes <= step.arena.len();
+                inside.then_some((step.arena.address() + start as u64, buffer.bytes))
+            }
+        }
+    };
+    graph.buffer_ids().map(of).collect()
 }

@@ -239,19 +239,37 @@ const _: () = {
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct DelayParams {
+    pub nanoseconds: i64,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of DelayParams"][::std::mem::size_of::<DelayParams>() - 8usize];
+    ["Alignment of DelayParams"][::std::mem::align_of::<DelayParams>() - 8usize];
+    [
+        "Offset of field: DelayParams::nanoseconds",
+    ][::std::mem::offset_of!(DelayParams, nanoseconds) - 0usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct EmbedParams {
     pub position: *const i32,
     pub token: *const i32,
+    pub slot: *const i32,
+    pub carry: *const i32,
     pub weight: Gain,
     pub out: *mut u16,
+    pub ids: *mut i32,
     pub vocab: i32,
     pub hidden: i32,
     pub streams: i32,
+    pub per_request: i32,
+    pub slots: i32,
     pub pad: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of EmbedParams"][::std::mem::size_of::<EmbedParams>() - 56usize];
+    ["Size of EmbedParams"][::std::mem::size_of::<EmbedParams>() - 88usize];
     ["Alignment of EmbedParams"][::std::mem::align_of::<EmbedParams>() - 8usize];
     [
         "Offset of field: EmbedParams::position",
@@ -260,23 +278,38 @@ const _: () = {
         "Offset of field: EmbedParams::token",
     ][::std::mem::offset_of!(EmbedParams, token) - 8usize];
     [
+        "Offset of field: EmbedParams::slot",
+    ][::std::mem::offset_of!(EmbedParams, slot) - 16usize];
+    [
+        "Offset of field: EmbedParams::carry",
+    ][::std::mem::offset_of!(EmbedParams, carry) - 24usize];
+    [
         "Offset of field: EmbedParams::weight",
-    ][::std::mem::offset_of!(EmbedParams, weight) - 16usize];
+    ][::std::mem::offset_of!(EmbedParams, weight) - 32usize];
     [
         "Offset of field: EmbedParams::out",
-    ][::std::mem::offset_of!(EmbedParams, out) - 32usize];
+    ][::std::mem::offset_of!(EmbedParams, out) - 48usize];
+    [
+        "Offset of field: EmbedParams::ids",
+    ][::std::mem::offset_of!(EmbedParams, ids) - 56usize];
     [
         "Offset of field: EmbedParams::vocab",
-    ][::std::mem::offset_of!(EmbedParams, vocab) - 40usize];
+    ][::std::mem::offset_of!(EmbedParams, vocab) - 64usize];
     [
         "Offset of field: EmbedParams::hidden",
-    ][::std::mem::offset_of!(EmbedParams, hidden) - 44usize];
+    ][::std::mem::offset_of!(EmbedParams, hidden) - 68usize];
     [
         "Offset of field: EmbedParams::streams",
-    ][::std::mem::offset_of!(EmbedParams, streams) - 48usize];
+    ][::std::mem::offset_of!(EmbedParams, streams) - 72usize];
+    [
+        "Offset of field: EmbedParams::per_request",
+    ][::std::mem::offset_of!(EmbedParams, per_request) - 76usize];
+    [
+        "Offset of field: EmbedParams::slots",
+    ][::std::mem::offset_of!(EmbedParams, slots) - 80usize];
     [
         "Offset of field: EmbedParams::pad",
-    ][::std::mem::offset_of!(EmbedParams, pad) - 52usize];
+    ][::std::mem::offset_of!(EmbedParams, pad) - 84usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -385,6 +418,49 @@ const _: () = {
     [
         "Offset of field: ExpertsDownParams::pad",
     ][::std::mem::offset_of!(ExpertsDownParams, pad) - 84usize];
+};
+pub const kFillF32: FillKind = 0;
+pub const kFillBf16: FillKind = 1;
+pub const kFillE4m3: FillKind = 2;
+pub const kFillBytes: FillKind = 3;
+pub const kFillByte: FillKind = 4;
+pub type FillKind = ::std::os::raw::c_uint;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct FillParams {
+    pub out: *mut ::std::os::raw::c_void,
+    pub count: i64,
+    pub seed: u64,
+    pub mean: f32,
+    pub scale: f32,
+    pub kind: i32,
+    pub byte: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of FillParams"][::std::mem::size_of::<FillParams>() - 40usize];
+    ["Alignment of FillParams"][::std::mem::align_of::<FillParams>() - 8usize];
+    [
+        "Offset of field: FillParams::out",
+    ][::std::mem::offset_of!(FillParams, out) - 0usize];
+    [
+        "Offset of field: FillParams::count",
+    ][::std::mem::offset_of!(FillParams, count) - 8usize];
+    [
+        "Offset of field: FillParams::seed",
+    ][::std::mem::offset_of!(FillParams, seed) - 16usize];
+    [
+        "Offset of field: FillParams::mean",
+    ][::std::mem::offset_of!(FillParams, mean) - 24usize];
+    [
+        "Offset of field: FillParams::scale",
+    ][::std::mem::offset_of!(FillParams, scale) - 28usize];
+    [
+        "Offset of field: FillParams::kind",
+    ][::std::mem::offset_of!(FillParams, kind) - 32usize];
+    [
+        "Offset of field: FillParams::byte",
+    ][::std::mem::offset_of!(FillParams, byte) - 36usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -1018,12 +1094,16 @@ pub struct SampleParams {
     pub position: *const i32,
     pub token: *mut i32,
     pub status: *mut i32,
+    pub slot: *const i32,
+    pub carry: *mut i32,
     pub vocab: i32,
+    pub per_request: i32,
+    pub slots: i32,
     pub pad: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of SampleParams"][::std::mem::size_of::<SampleParams>() - 80usize];
+    ["Size of SampleParams"][::std::mem::size_of::<SampleParams>() - 104usize];
     ["Alignment of SampleParams"][::std::mem::align_of::<SampleParams>() - 8usize];
     [
         "Offset of field: SampleParams::logits",
@@ -1053,11 +1133,23 @@ const _: () = {
         "Offset of field: SampleParams::status",
     ][::std::mem::offset_of!(SampleParams, status) - 64usize];
     [
+        "Offset of field: SampleParams::slot",
+    ][::std::mem::offset_of!(SampleParams, slot) - 72usize];
+    [
+        "Offset of field: SampleParams::carry",
+    ][::std::mem::offset_of!(SampleParams, carry) - 80usize];
+    [
         "Offset of field: SampleParams::vocab",
-    ][::std::mem::offset_of!(SampleParams, vocab) - 72usize];
+    ][::std::mem::offset_of!(SampleParams, vocab) - 88usize];
+    [
+        "Offset of field: SampleParams::per_request",
+    ][::std::mem::offset_of!(SampleParams, per_request) - 92usize];
+    [
+        "Offset of field: SampleParams::slots",
+    ][::std::mem::offset_of!(SampleParams, slots) - 96usize];
     [
         "Offset of field: SampleParams::pad",
-    ][::std::mem::offset_of!(SampleParams, pad) - 76usize];
+    ][::std::mem::offset_of!(SampleParams, pad) - 100usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

@@ -31,11 +31,13 @@ kernels! {
     Attention, "attention", "attention";
     CompressC4, "compress", "compress_c4";
     CompressC128, "compress", "compress_c128";
+    Delay, "delay", "delay";
     Embed, "embed", "embed";
     ExpertsUp8, "experts", "experts_up_8";
     ExpertsUp32, "experts", "experts_up_32";
     ExpertsDown8, "experts", "experts_down_8";
     ExpertsDown32, "experts", "experts_down_32";
+    Fill, "fill", "fill";
     HyperPre, "hyper", "hyper_pre";
     HyperPost, "hyper", "hyper_post";
     HyperHead, "hyper", "hyper_head";
@@ -66,7 +68,7 @@ pub fn kernels_built() -> bool {
     !FATBINS.is_empty()
 }
 
-/// The fatbin that holds a kernel.
-pub(super) fn fatbin(kernel: Kernel) -> Option<&'static [u8]> {
-    FATBINS.iter().find(|(file, _)| *file == kernel.file()).map(|(_, bytes)| *bytes)
+/// The fatbin of a source file.
+pub(super) fn fatbin(file: &str) -> Option<&'static [u8]> {
+    FATBINS.iter().find(|(name, _)| *name == file).map(|(_, bytes)| *bytes)
 }

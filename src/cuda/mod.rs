@@ -19,6 +19,9 @@ compile_error!(
 
 mod backend;
 mod bindings;
+mod capture;
+mod certify;
+mod delay;
 mod driver;
 #[cfg(feature = "emulator")]
 mod emulator;
@@ -42,21 +45,32 @@ mod kernels;
 mod launch;
 mod load;
 mod ops;
+mod random;
+mod route;
 #[cfg(feature = "cust")]
 mod shim;
+mod staging;
+mod unbacked;
 mod weights;
 
-pub use backend::{Backend, DeviceBuffer};
+pub use backend::{Backend, Capture, DeviceBuffer, Fence, Replay, Script, Staging};
 pub use bindings::Bindings;
+pub use certify::{
+    Certificate, Evidence, KernelCall, NodeKind, Place, ReadEdge, ReadNode, Reading, Uncertified,
+    displacement,
+};
+use delay::delay_launch;
 pub use driver::{Gpu, device_count};
 #[cfg(feature = "emulator")]
 pub use emulator::{Emulator, host};
 pub use error::CudaError;
-pub use executor::{DeviceResident, DeviceStep, Executor};
+pub use executor::{DeviceResident, DeviceStep, Executor, Ready, RunMode};
 pub use fp4::{Fp4Kind, dequantize_bf16, dequantize_e4m3, quantize_bf16};
 pub use kernels::{Kernel, kernels_built};
-pub use launch::Launch;
+pub use launch::{Fault, Launch};
 pub use ops::{IndexReader, Options, launch};
+pub use route::{Route, Stop};
+pub use unbacked::{Unbacked, read_back};
 pub use weights::{DeviceWeight, DeviceWeights, MatrixFormat};
 
 #[cfg(all(test, feature = "bindgen"))]

@@ -76,6 +76,11 @@ impl DeviceWeight {
         Ok(Self { format, codes: DeviceBuffer::from_bytes(backend, bytes)?, scales: None, global: None })
     }
 
+    /// Its memory, by part.
+    pub fn buffers(&self) -> impl Iterator<Item = &DeviceBuffer> {
+        [Some(&self.codes), self.scales.as_ref(), self.global.as_ref()].into_iter().flatten()
+    }
+
     /// A block-scaled weight.
     ///
     /// # Errors

@@ -124,6 +124,12 @@ pub struct Stats {
     pub prompt_tokens: u64,
     pub generated_tokens: u64,
     pub steps: u64,
+    /// Of the steps, those that were a block of a prompt.
+    pub prefill_blocks: u64,
+    /// Most prefill blocks so far that a decode step has waited for; at most 1.
+    pub blocks_between_decodes: u64,
+    /// Rows computed for requests that had ended meanwhile; at most one a request.
+    pub discarded_rows: u64,
     /// Free and total pages of 256 tokens (compressed and index rows).
     pub free_blocks: usize,
     pub total_blocks: usize,

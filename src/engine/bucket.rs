@@ -19,9 +19,13 @@ pub struct Prepared {
     pub layout: Layout,
 }
 
-/// How [`Engine`](super::Engine) drives its steps: it writes the inputs of one after it has read the outputs of the last.
+/// Slots for inputs and outputs: a step's are written and read while another's are the device's.
+pub const RING: usize = 2;
+
+/// How [`Engine`](super::Engine) drives its steps: it writes the inputs of one while the last runs, after it has read the
+/// outputs of the one before that.
 pub const DRIVE: Drive =
-    Drive { ring: 1, ahead: 1, frees_after_step: true, canary_in_order: true, early_settled: false };
+    Drive { ring: RING, ahead: RING, frees_after_step: true, canary_in_order: true, early_settled: false };
 
 /// Why a step may not run.
 #[derive(Debug, thiserror::Error)]

@@ -1,36 +1,86 @@
 //! What the engine needs of whatever runs its steps.
 
+use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 
-use super::bucket::Prepared;
-use crate::model::CacheLayout;
-use crate::step::{Bytes, Graph, Memory, Plan, Resident};
+use super::bucket::{Prepared, RING};
+use crate::model::{CacheLayout, ModelStep};
+use crate::step::{Bytes, Graph, HostIo, Memory, Plan, Resident};
 
-/// Runs prepared steps. Inputs and outputs are in host memory, by step; pools and states stay with the device.
+/// Outputs that the host reads after a step beside the next tokens and their status, which it always reads.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Wanted {
+    /// Rows of the logits.
+    pub logits: Vec<usize>,
+    /// The chosen experts and selected rows of every layer.
+    pub choices: bool,
+}
+
+impl Wanted {
+    /// Everything.
+    #[must_use]
+    pub fn all(step: &ModelStep) -> Self {
+        Self { logits: (0..step.shape.samples).collect(), choices: true }
+    }
+
+    /// What the host reads, as ranges of the outputs' block: the small outputs in the first.
+    #[must_use]
+    pub fn ranges(&self, step: &ModelStep, host: &HostIo) -> Vec<Range<usize>> {
+        let io = &step.io;
+        let mut ranges = vec![host.span(&io.next, &io.status)];
+        let logits = host.span(&io.logits, &io.logits);
+        let row = logits.len() / step.shape.samples.max(1);
+        let rows = self.logits.iter().filter(|row| **row < step.shape.samples);
+        ranges.extend(rows.map(|r| logits.start + r * row..logits.start + (r + 1) * row));
+        if self.choices {
+            let choices = io.experts.iter().chain(io.selected.iter().flatten());
+            ranges.extend(choices.map(|value| host.span(value, value)));
+        }
+        ranges
+    }
+}
+
+/// Runs prepared steps one after another. Inputs and outputs are in host memory, in a ring of [`RING`] slots for each step;
+/// pools, states and the newest tokens stay with the device.
+///
+/// A slot's inputs are written before its launch and its outputs read after its wait; in between it is the device's.
 pub trait Device: Send {
     /// The prepared steps, in the order that `step` indices refer to.
     fn steps(&self) -> Arc<[Prepared]>;
 
-    /// The inputs and outputs of a step.
-    fn io(&mut self, step: usize) -> &mut Memory;
+    /// The inputs and outputs of a step in a slot of the ring.
+    fn io(&mut self, step: usize, slot: usize) -> &mut HostIo;
 
-    /// Runs a step on the inputs that [`Device::io`] holds.
+    /// Starts a step, after those started before, on the inputs in its slot. Does not wait for it.
     ///
     /// # Errors
     /// A sentence; the device is then unusable.
-    fn run(&mut self, step: usize) -> Result<(), String>;
+    fn launch(&mut self, step: usize, slot: usize, wanted: &Wanted) -> Result<(), String>;
+
+    /// Waits for the step that was started in the slot, until its small outputs, and of the others what was wanted, can be
+    /// read. Other outputs have leftovers.
+    ///
+    /// # Errors
+    /// A sentence; the device is then unusable.
+    fn wait(&mut self, step: usize, slot: usize) -> Result<(), String>;
 }
 
 /// How a host executor runs one step.
 type RunStep<W, E> = fn(&Graph, &Plan, &mut Memory, &mut Resident, &W) -> Result<(), E>;
 
-/// Steps in host memory, run by a host executor: the CPU path, or the oracle.
+/// Steps in host memory, run by a host executor: the CPU path, or the oracle. As nothing runs beside the engine's thread, a
+/// step runs when it is waited for, so that the tokens of one are out before the next begins.
 #[derive(Debug)]
 pub struct HostDevice<W, E> {
     weights: W,
     run: RunStep<W, E>,
     steps: Arc<[Prepared]>,
+    /// By step: what a device would hold.
     memory: Vec<Memory>,
+    /// By step: what the host sees.
+    ring: Vec<[HostIo; RING]>,
+    launched: VecDeque<(usize, usize, Wanted)>,
     resident: Resident,
 }
 
@@ -42,8 +92,23 @@ impl<W, E> HostDevice<W, E> {
             pools: layout.pools().map(|p| Bytes::zeroed(p.pages * p.page_bytes)).collect(),
             states: layout.states().map(|s| Bytes::zeroed(s.slots * s.len * 4)).collect(),
         };
-        let memory = steps.iter().map(|p| Memory::new(&p.step.graph, &p.plan)).collect();
-        Self { weights, run, steps: steps.into(), memory, resident }
+        let memory: Vec<_> = steps.iter().map(|p| Memory::new(&p.step.graph, &p.plan)).collect();
+        let ring = memory.iter().map(|m| std::array::from_fn(|_| m.io.clone())).collect();
+        Self { weights, run, steps: steps.into(), memory, ring, launched: VecDeque::new(), resident }
+    }
+}
+
+impl<W: Send, E: std::fmt::Display> HostDevice<W, E> {
+    fn run(&mut self, step: usize, slot: usize, wanted: &Wanted) -> Result<(), String> {
+        let Prepared { step: model, plan, .. } = &self.steps[step];
+        let (memory, host) = (&mut self.memory[step], &mut self.ring[step][slot]);
+        memory.inputs_mut().copy_from_slice(host.inputs());
+        (self.run)(&model.graph, plan, memory, &mut self.resident, &self.weights)
+            .map_err(|error| error.to_string())?;
+        for range in wanted.ranges(model, host) {
+            host.outputs_mut()[range.clone()].copy_from_slice(&memory.outputs()[range]);
+        }
+        Ok(())
     }
 }
 
@@ -52,13 +117,20 @@ impl<W: Send, E: std::fmt::Display> Device for HostDevice<W, E> {
         Arc::clone(&self.steps)
     }
 
-    fn io(&mut self, step: usize) -> &mut Memory {
-        &mut self.memory[step]
+    fn io(&mut self, step: usize, slot: usize) -> &mut HostIo {
+        &mut self.ring[step][slot]
     }
 
-    fn run(&mut self, step: usize) -> Result<(), String> {
-        let Prepared { step: model, plan, .. } = &self.steps[step];
-        (self.run)(&model.graph, plan, &mut self.memory[step], &mut self.resident, &self.weights)
-            .map_err(|error| error.to_string())
+    fn launch(&mut self, step: usize, slot: usize, wanted: &Wanted) -> Result<(), String> {
+        self.launched.push_back((step, slot, wanted.clone()));
+        Ok(())
+    }
+
+    fn wait(&mut self, step: usize, slot: usize) -> Result<(), String> {
+        while self.launched.iter().any(|l| (l.0, l.1) == (step, slot)) {
+            let Some((step, slot, wanted)) = self.launched.pop_front() else { return Ok(()) };
+            self.run(step, slot, &wanted)?;
+        }
+        Ok(())
     }
 }

@@ -7,11 +7,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use super::api::{EngineError, Generate, GenerateRequest, RequestHandle, Stats};
-use super::bucket::{Prepared, Unprovable, decode_shapes, prepare, prove_steps};
+use super::bucket::{Prepared, RING, Unprovable, decode_shapes, prepare, prove_steps};
 use super::device::Device;
 use super::request::{Reader, Waiting};
 use super::scheduler::Scheduler;
-use crate::cache::WINDOW_PAGES;
+use crate::cache::{BLOCK_PAGES, WINDOW_PAGES};
 use crate::model::{CacheLayout, CacheSize, ModelWeights, StepShape};
 use crate::ops::BLOCK_TOKENS;
 use crate::step::Numerics;
@@ -45,7 +45,11 @@ impl EngineConfig {
     pub fn cache_size(&self) -> CacheSize {
         let blocks = self.max_num_seqs.saturating_mul(self.max_model_len.div_ceil(BLOCK_TOKENS));
         CacheSize {
-            window_pages: self.max_num_seqs.saturating_mul(WINDOW_PAGES).saturating_add(1),
+            // Those of each request, of the blocks under way, and the null page.
+            window_pages: self
+                .max_num_seqs
+                .saturating_mul(WINDOW_PAGES)
+                .saturating_add(RING * BLOCK_PAGES + 1),
             blocks: self.num_blocks.unwrap_or(blocks).saturating_add(1),
             slots: self.max_num_seqs,
         }

@@ -1,23 +1,40 @@
 //! Fills the inputs of a step from the requests in it. Nothing of the step but these bytes depends on a request.
 
-use crate::cache::{Caches, Page, Pages, Sequence};
+use crate::cache::{Caches, Sequence};
 use crate::model::{ModelStep, StepIo};
-use crate::ops::{BufferId, Value};
-use crate::step::{Memory, Owners};
+use crate::ops::{BufferId, Embed, Value};
+use crate::step::{HostIo, Owners};
 
 use super::api::SamplingParams;
+
+/// The tokens of a request in a step.
+#[derive(Clone, Copy, Debug)]
+pub enum Tokens<'a> {
+    Given(&'a [u32]),
+    /// One, which the request's last step sampled and the device holds.
+    Carried,
+}
+
+impl Tokens<'_> {
+    fn len(&self) -> usize {
+        match self {
+            Self::Given(all) => all.len(),
+            Self::Carried => 1,
+        }
+    }
+}
 
 /// One request's part of a step: its tokens from `start` on, and whether its last token is sampled from.
 #[derive(Clone, Copy, Debug)]
 pub struct Segment<'a> {
     pub sequence: &'a Sequence,
     pub start: usize,
-    pub tokens: &'a [u32],
+    pub tokens: Tokens<'a>,
     pub sample: Option<&'a SamplingParams>,
 }
 
 /// Writes every input: segment `r` is request row `r`; rows beyond the segments are padding.
-pub fn fill(step: &ModelStep, memory: &mut Memory, segments: &[Segment<'_>]) {
+pub fn fill(step: &ModelStep, memory: &mut HostIo, segments: &[Segment<'_>]) {
     clear(step, memory);
     for (r, segment) in segments.iter().enumerate() {
         tokens(step, memory, r, segment);
@@ -37,28 +54,24 @@ pub struct Held<'a> {
 }
 
 impl Owners for Held<'_> {
-    fn reads(&self, table: BufferId, request: usize, page: usize) -> bool {
+    fn reads(&self, table: BufferId, request: usize, column: usize, page: usize) -> bool {
         let Some(sequence) = self.segments.get(request).map(|s| s.sequence) else { return false };
-        let holds = |pages: &Pages, handle: Option<Page>| {
-            handle.is_some_and(|handle| pages.check(sequence.owner, handle).is_ok())
-        };
-        let is = |handle: &&Page| handle.id as usize == page;
-        if table == self.io.window_table.buffer {
-            let handle = sequence.windows.iter().map(|(_, handle)| handle).find(is);
-            holds(&self.caches.windows, handle.copied())
+        let (pages, handle) = if table == self.io.window_table.buffer {
+            (&self.caches.windows, sequence.window(column))
         } else {
-            holds(&self.caches.blocks, sequence.blocks.iter().find(is).copied())
-        }
+            (&self.caches.blocks, sequence.blocks.get(column).copied())
+        };
+        handle.is_some_and(|held| held.id as usize == page && pages.check(sequence.owner, held).is_ok())
     }
 
     /// Nothing is shared yet: whoever may read a page may write it.
-    fn writes(&self, table: BufferId, request: usize, page: usize) -> bool {
-        self.reads(table, request, page)
+    fn writes(&self, table: BufferId, request: usize, column: usize, page: usize) -> bool {
+        self.reads(table, request, column, page)
     }
 }
 
 /// Everything as padding: no position, no slot, the null page, no sample.
-fn clear(step: &ModelStep, memory: &mut Memory) {
+fn clear(step: &ModelStep, memory: &mut HostIo) {
     let io = &step.io;
     for value in [&io.position, &io.state_slot, &io.sample_rows, &io.sample_position] {
         memory.host_mut::<i32>(value).fill(-1);
@@ -76,11 +89,14 @@ fn clear(step: &ModelStep, memory: &mut Memory) {
     memory.host_mut::<u64>(&io.seed).fill(0);
 }
 
-fn tokens(step: &ModelStep, memory: &mut Memory, r: usize, segment: &Segment<'_>) {
+fn tokens(step: &ModelStep, memory: &mut HostIo, r: usize, segment: &Segment<'_>) {
     let io = &step.io;
-    for (i, &token) in segment.tokens.iter().enumerate() {
+    for i in 0..segment.tokens.len() {
         let (row, position) = (r * step.shape.per_request + i, segment.start + i);
-        memory.host_mut(&io.token)[row] = signed(token as usize);
+        memory.host_mut(&io.token)[row] = match segment.tokens {
+            Tokens::Given(all) => signed(all[i] as usize),
+            Tokens::Carried => Embed::CARRIED,
+        };
         memory.host_mut(&io.position)[row] = signed(position);
         let slots = [
             (&io.window_slot, segment.sequence.window_slot(position)),
@@ -94,7 +110,7 @@ fn tokens(step: &ModelStep, memory: &mut Memory, r: usize, segment: &Segment<'_>
     memory.host_mut(&io.state_slot)[r] = signed(segment.sequence.slot.id as usize);
 }
 
-fn tables(step: &ModelStep, memory: &mut Memory, r: usize, sequence: &Sequence) {
+fn tables(step: &ModelStep, memory: &mut HostIo, r: usize, sequence: &Sequence) {
     let io = &step.io;
     let mut table = |value: &Value, width: usize, pages: &mut dyn Iterator<Item = (usize, u32)>| {
         let row = &mut memory.host_mut::<i32>(value)[r * width..][..width];
@@ -108,9 +124,9 @@ fn tables(step: &ModelStep, memory: &mut Memory, r: usize, sequence: &Sequence) 
     table(&io.block_table, io.block_width, &mut blocks.into_iter());
 }
 
-fn sampling(step: &ModelStep, memory: &mut Memory, r: usize, segment: &Segment<'_>, params: &SamplingParams) {
+fn sampling(step: &ModelStep, memory: &mut HostIo, r: usize, segment: &Segment<'_>, params: &SamplingParams) {
     let io = &step.io;
-    let last = segment.tokens.len() - 1;
+    let Some(last) = segment.tokens.len().checked_sub(1) else { return };
     memory.host_mut(&io.sample_rows)[r] = signed(r * step.shape.per_request + last);
     memory.host_mut(&io.sample_position)[r] = signed(segment.start + last + 1);
     memory.host_mut(&io.temperature)[r] = params.temperature;

@@ -18,6 +18,9 @@ pub enum LocalError {
     Start(#[from] StartError),
     #[cfg(feature = "cuda")]
     #[error(transparent)]
+    Uncertified(#[from] crate::cuda::Uncertified),
+    #[cfg(feature = "cuda")]
+    #[error(transparent)]
     Cuda(#[from] crate::cuda::CudaError),
 }
 

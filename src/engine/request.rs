@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::sync::mpsc::Sender;
 
 use super::api::{EngineError, Event, FinishReason, GenerateRequest, Logprobs, Token, Usage};
+use super::inputs::{Segment, Tokens};
 use crate::cache::Sequence;
+use crate::ops::BLOCK_TOKENS;
 
 /// The way to a request's reader, and the request's place among those that the engine has taken on. Ends once: whoever
 /// drops it without an end tells the reader that the engine is gone, so no path can leave a reader without a word.
@@ -64,10 +66,9 @@ pub(super) struct Active {
     pub(super) request: GenerateRequest,
     pub(super) reader: Reader,
     pub(super) sequence: Sequence,
-    /// Tokens whose rows are in the cache.
+    /// Tokens whose rows are in the cache once the steps launched so far have run.
     pub(super) len: usize,
-    /// The newest token, not yet in the cache; `None` while the prompt is being prefilled.
-    pub(super) newest: Option<u32>,
+    /// Tokens that the reader has.
     pub(super) generated: usize,
 }
 
@@ -77,14 +78,40 @@ impl Active {
         self.reader.gone()
     }
 
-    /// Emits a token; says why the request ends if it does.
-    pub(super) fn emit(&mut self, id: u32, logprobs: Option<Logprobs>, limit: usize) -> Option<FinishReason> {
+    /// Prefill blocks to go.
+    pub(super) fn blocks_left(&self) -> usize {
+        self.request.prompt.len().saturating_sub(self.len).div_ceil(BLOCK_TOKENS)
+    }
+
+    /// Its prompt is in the cache, and the token after that is not its last.
+    pub(super) fn decodes(&self, limit: usize) -> bool {
+        self.blocks_left() == 0 && !self.ends_at(self.len, limit)
+    }
+
+    /// The request can have no token after the one at `position`.
+    fn ends_at(&self, position: usize, limit: usize) -> bool {
+        position + 1 >= limit.min(self.request.prompt.len().saturating_add(self.request.max_tokens))
+    }
+
+    /// Its newest token in a decode step.
+    pub(super) fn next_token(&self) -> Segment<'_> {
+        let sample = Some(&self.request.sampling);
+        Segment { sequence: &self.sequence, start: self.len, tokens: Tokens::Carried, sample }
+    }
+
+    /// Emits the token at `position`; says why the request ends if it does.
+    pub(super) fn emit(
+        &mut self,
+        position: usize,
+        id: u32,
+        logprobs: Option<Logprobs>,
+        limit: usize,
+    ) -> Option<FinishReason> {
         self.generated += 1;
-        self.newest = Some(id);
         self.reader.send(Event::Token(Token { id, logprobs }));
         if self.request.stop_token_ids.contains(&id) {
             Some(FinishReason::Stop)
-        } else if self.generated >= self.request.max_tokens || self.len + 1 >= limit {
+        } else if self.ends_at(position, limit) {
             Some(FinishReason::Length)
         } else {
             None

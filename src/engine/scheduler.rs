@@ -1,18 +1,23 @@
 //! Which requests are in the next step. Single-threaded and without a clock: the same calls in the same order give the same
 //! steps.
+//!
+//! The scheduler is one step ahead of what it has read: while a step runs it decides the next from the one before. So a
+//! request that ends by a stop token, an abort or a failure may have a row in the step under way; that row is discarded, and
+//! the request's pages come back once that step has completed.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use super::api::{EngineError, Event, Stats};
 use super::device::Device;
-use super::inputs::Segment;
+use super::inputs::{Segment, Tokens};
 use super::request::{Active, Waiting};
-use super::runner::{Runner, Sampled};
+use super::runner::{Row, Runner, Sampled};
 use crate::cache::{Caches, InProcess, Manifest, Owner, Sequence, Transfer};
 use crate::model::CacheLayout;
 use crate::ops::BLOCK_TOKENS;
+use crate::step::LayoutError;
 
-/// Owns the device, the pages and every request. A request stays in its queue while a step runs, so that one whose step
+/// Owns the device, the pages and every request. A request stays where it is while a step runs, so that one whose step
 /// fails, or panics, is still there to be told.
 pub(super) struct Scheduler {
     runner: Runner,
@@ -20,10 +25,14 @@ pub(super) struct Scheduler {
     transfer: InProcess,
     caches: Caches,
     waiting: VecDeque<Waiting>,
-    prefilling: VecDeque<Active>,
-    decoding: Vec<Active>,
+    /// Requests with pages, by id: in order of arrival.
+    active: BTreeMap<u64, Active>,
     max_rows: usize,
     max_positions: usize,
+    /// Prefill blocks launched since the last decode step that could have run in their place.
+    blocks_since_decode: u64,
+    /// The next prefill block is the oldest request's, not that of the shortest prompt.
+    oldest_next: bool,
     stats: Stats,
 }
 
@@ -40,10 +49,11 @@ impl Scheduler {
             transfer: InProcess::new(layout.clone()),
             layout,
             waiting: VecDeque::new(),
-            prefilling: VecDeque::new(),
-            decoding: Vec::new(),
+            active: BTreeMap::new(),
             max_rows,
             max_positions,
+            blocks_since_decode: 0,
+            oldest_next: false,
             stats: Stats::default(),
         }
     }
@@ -53,15 +63,10 @@ impl Scheduler {
     }
 
     pub(super) fn idle(&self) -> bool {
-        self.waiting.is_empty() && self.prefilling.is_empty() && self.decoding.is_empty()
+        self.waiting.is_empty() && self.active.is_empty() && self.runner.idle()
     }
 
-    /// Requests with pages.
-    fn running(&self) -> usize {
-        self.prefilling.len() + self.decoding.len()
-    }
-
-    /// One round: drop what was abandoned, admit what fits, one prefill block, one decode step.
+    /// One round: drop what was abandoned, admit what fits, launch a step, and read the one before it.
     ///
     /// # Errors
     /// The device's sentence; the engine ends with it.
@@ -69,24 +74,26 @@ impl Scheduler {
         self.drop_abandoned();
         self.settle();
         self.admit();
-        self.prefill()?;
-        self.settle();
-        self.decode()?;
-        self.settle();
+        self.refuse_what_cannot_come();
+        let launched = self.launch()?;
+        if !launched || !self.runner.has_room() {
+            self.complete()?;
+            self.settle();
+        }
         Ok(())
     }
 
-    /// Every step so far has completed: nothing can still be using what was returned.
+    /// Nothing can still be using what was returned before the steps that have completed.
     fn settle(&mut self) {
-        self.caches.settle(self.runner.completed);
+        self.caches.settle(self.runner.completed());
     }
 
     pub(super) fn stats(&self) -> Stats {
         let c = &self.caches;
         Stats {
-            running: self.running(),
+            running: self.active.len(),
             waiting: self.waiting.len(),
-            steps: self.runner.completed,
+            steps: self.runner.completed(),
             free_blocks: c.blocks.free_count(),
             total_blocks: c.blocks.total(),
             free_windows: c.windows.free_count(),
@@ -103,7 +110,7 @@ impl Scheduler {
             self.stats.failed += 1;
             waiting.reader.end(Event::Failed(error.clone()));
         }
-        for mut active in self.prefilling.drain(..).chain(self.decoding.drain(..)) {
+        for mut active in std::mem::take(&mut self.active).into_values() {
             self.stats.failed += 1;
             active.fail(error.clone());
         }
@@ -113,9 +120,7 @@ impl Scheduler {
         let before = self.waiting.len();
         self.waiting.retain(|w| !w.reader.gone());
         self.stats.aborted += (before - self.waiting.len()) as u64;
-        let (mut gone, prefilling): (Vec<_>, Vec<_>) = self.prefilling.drain(..).partition(Active::abandoned);
-        self.prefilling = prefilling.into();
-        gone.extend(self.decoding.extract_if(.., |a| a.abandoned()));
+        let gone: Vec<Active> = self.active.extract_if(.., |_, a| a.abandoned()).map(|(_, a)| a).collect();
         for active in gone {
             self.stats.aborted += 1;
             self.release(active);
@@ -124,138 +129,194 @@ impl Scheduler {
 
     /// In order of arrival; the first that does not fit waits, and those behind it too.
     fn admit(&mut self) {
-        while self.running() < self.max_rows {
+        while self.active.len() < self.max_rows {
             let Some(next) = self.waiting.front() else { return };
             let owner = Owner(next.id);
             let tokens = (next.request.prompt.len() + next.request.max_tokens).min(self.max_positions);
             let Ok(sequence) = Sequence::admit(&mut self.caches, owner, tokens) else { return };
             if let Some(Waiting { id, request, reader }) = self.waiting.pop_front() {
-                let active = Active { id, request, reader, sequence, len: 0, newest: None, generated: 0 };
-                self.prefilling.push_back(active);
+                self.active.insert(id, Active { id, request, reader, sequence, len: 0, generated: 0 });
             }
         }
     }
 
-    /// One block of the request that has waited longest.
-    fn prefill(&mut self) -> Result<(), String> {
-        let Some(active) = self.prefilling.front_mut() else { return Ok(()) };
+    /// With nothing running and nothing under way no page can come back: what still does not fit never will.
+    fn refuse_what_cannot_come(&mut self) {
+        if !(self.active.is_empty() && self.runner.idle()) {
+            return;
+        }
+        if let Some(Waiting { request, mut reader, .. }) = self.waiting.pop_front() {
+            let needed = (request.prompt.len() + request.max_tokens).div_ceil(BLOCK_TOKENS);
+            let total = self.caches.blocks.free_count();
+            self.stats.failed += 1;
+            reader.end(Event::Failed(EngineError::OutOfPages { needed, total }));
+        }
+    }
+
+    /// A prefill block and a decode step in turn, where there is work for both; false if there is none.
+    fn launch(&mut self) -> Result<bool, String> {
+        let decodes = self.active.values().any(|a| a.decodes(self.max_positions));
+        let prefills = !decodes || self.blocks_since_decode == 0;
+        if prefills && let Some(id) = self.next_block() {
+            if self.prefill(id)? {
+                self.blocks_since_decode += u64::from(decodes);
+                self.stats.prefill_blocks += 1;
+                return Ok(true);
+            }
+            return Ok(false);
+        }
+        let longest = &mut self.stats.blocks_between_decodes;
+        *longest = self.blocks_since_decode.max(*longest);
+        self.blocks_since_decode = 0;
+        self.decode()
+    }
+
+    /// Blocks go in turn to the request with the fewest left and to the one that has waited longest: a short prompt does not
+    /// wait for a long one to end, and a long one does not wait for ever.
+    fn next_block(&self) -> Option<u64> {
+        let mut waiting = self.active.values().filter(|a| a.blocks_left() > 0);
+        if self.oldest_next {
+            return waiting.next().map(|a| a.id);
+        }
+        waiting.min_by_key(|a| (a.blocks_left(), a.id)).map(|a| a.id)
+    }
+
+    /// One block of a request's prompt; false if the request failed instead.
+    fn prefill(&mut self, id: u64) -> Result<bool, String> {
+        let step = self.runner.prefill;
+        let Some(active) = self.active.get_mut(&id) else { return Ok(false) };
         let (from, prompt) = (active.len, active.request.prompt.len());
         let to = prompt.min(from + BLOCK_TOKENS);
-        let last = to == prompt;
-        let step = self.runner.prefill;
         if let Err(error) = active.sequence.extend_window(&mut self.caches, from, to) {
-            let error = EngineError::Internal(error.to_string());
-            self.prefilling.pop_front().into_iter().for_each(|active| self.fail(active, error.clone()));
-            return Ok(());
+            self.fail(id, EngineError::Internal(error.to_string()));
+            return Ok(false);
         }
-        let segment = Segment {
-            sequence: &active.sequence,
-            start: from,
-            tokens: &active.request.prompt[from..to],
-            sample: last.then_some(&active.request.sampling),
-        };
-        self.runner.run(step, &self.caches, &[segment])?;
+        let sample = (to == prompt).then_some(&active.request.sampling);
+        let tokens = Tokens::Given(&active.request.prompt[from..to]);
+        let segment = Segment { sequence: &active.sequence, start: from, tokens, sample };
+        if let Err((_, error)) = self.runner.seal(step, &self.caches, &[segment]) {
+            self.fail(id, refused(&error));
+            return Ok(false);
+        }
+        let rows = sample.iter().map(|_| Row { request: id, position: to }).collect();
+        let logits = sample.iter().filter(|s| s.top_logprobs.is_some()).map(|_| 0).collect();
+        self.runner.launch(step, rows, logits)?;
+        self.oldest_next = !self.oldest_next;
         self.stats.prompt_tokens += (to - from) as u64;
-        let Some(active) = self.prefilling.pop_front() else { return Ok(()) };
-        let Some(active) = self.advance(active, to) else { return Ok(()) };
-        if last {
-            let sampled = self.runner.sampled(step, 0, &active.request.sampling);
-            self.hand_over(active, sampled);
-        } else {
-            self.prefilling.push_front(active);
+        self.advance(id, to);
+        if to == prompt {
+            self.hand_over(id);
         }
-        Ok(())
+        Ok(true)
     }
 
-    /// The rows before `len` are in the cache; pages behind the window go back.
-    fn advance(&mut self, mut active: Active, len: usize) -> Option<Active> {
+    /// The rows before `len` are in the cache once the steps launched so far have run; pages behind the window go back then.
+    fn advance(&mut self, id: u64, len: usize) {
+        let Some(active) = self.active.get_mut(&id) else { return };
         active.len = len;
-        match active.sequence.slide(&mut self.caches, len, self.runner.completed) {
-            Ok(()) => Some(active),
-            Err(error) => {
-                self.fail(active, EngineError::Internal(error.to_string()));
-                None
-            }
+        if let Err(error) = active.sequence.slide(&mut self.caches, len, self.runner.launched) {
+            self.fail(id, EngineError::Internal(error.to_string()));
         }
     }
 
-    /// The prompt is in the cache: its first token goes out and it joins the decoding requests.
-    fn hand_over(&mut self, active: Active, sampled: Sampled) {
+    /// The prompt's last block is on its way: the request joins the decoding ones.
+    fn hand_over(&mut self, id: u64) {
+        let Some(active) = self.active.get(&id) else { return };
         let manifest = Manifest::complete(&self.layout, active.sequence.clone(), active.len);
         if let Err(error) = self.transfer.hand_over(&self.caches, &manifest) {
-            self.fail(active, EngineError::Internal(error.to_string()));
-        } else if let Some(active) = self.deliver(active, sampled) {
-            self.decoding.push(active);
+            self.fail(id, EngineError::Internal(error.to_string()));
         }
     }
 
-    fn decode(&mut self) -> Result<(), String> {
+    /// One token of every request that has its prompt in the cache and more to say. One whose inputs are refused fails alone.
+    fn decode(&mut self) -> Result<bool, String> {
         self.extend_decoding();
-        if self.decoding.is_empty() {
-            return Ok(());
-        }
-        let step = self.runner.bucket(self.decoding.len());
-        let newest: Vec<[u32; 1]> = self.decoding.iter().map(|a| [a.newest.unwrap_or(0)]).collect();
-        let segments: Vec<Segment<'_>> = self
-            .decoding
-            .iter()
-            .zip(&newest)
-            .map(|(a, token)| Segment {
-                sequence: &a.sequence,
-                start: a.len,
-                tokens: token,
-                sample: Some(&a.request.sampling),
-            })
-            .collect();
-        self.runner.run(step, &self.caches, &segments)?;
-        for (row, active) in std::mem::take(&mut self.decoding).into_iter().enumerate() {
-            let len = active.len + 1;
-            let Some(active) = self.advance(active, len) else { continue };
-            let sampled = self.runner.sampled(step, row, &active.request.sampling);
-            if let Some(active) = self.deliver(active, sampled) {
-                self.decoding.push(active);
+        let (step, rows, logits) = loop {
+            let limit = self.max_positions;
+            let decoding: Vec<&Active> = self.active.values().filter(|a| a.decodes(limit)).collect();
+            if decoding.is_empty() {
+                return Ok(false);
             }
-        }
-        Ok(())
+            let step = self.runner.bucket(decoding.len());
+            let segments: Vec<Segment<'_>> = decoding.iter().map(|a| a.next_token()).collect();
+            let Err((at, error)) = self.runner.seal(step, &self.caches, &segments) else {
+                let rows: Vec<_> =
+                    decoding.iter().map(|a| Row { request: a.id, position: a.len + 1 }).collect();
+                let asks = |(_, a): &(usize, &&Active)| a.request.sampling.top_logprobs.is_some();
+                break (step, rows, decoding.iter().enumerate().filter(asks).map(|(row, _)| row).collect());
+            };
+            let Some(id) = at.map(|at| decoding[at].id) else {
+                return Err(format!("the inputs of a step were refused: {error}"));
+            };
+            self.fail(id, refused(&error));
+        };
+        self.runner.launch(step, rows.clone(), logits)?;
+        rows.iter().for_each(|row| self.advance(row.request, row.position));
+        Ok(true)
     }
 
     /// A window row for each decoding request's newest token.
     fn extend_decoding(&mut self) {
-        for mut active in std::mem::take(&mut self.decoding) {
-            match active.sequence.extend_window(&mut self.caches, active.len, active.len + 1) {
-                Ok(()) => self.decoding.push(active),
-                Err(error) => self.fail(active, EngineError::Internal(error.to_string())),
+        let mut failed = Vec::new();
+        for active in self.active.values_mut().filter(|a| a.decodes(self.max_positions)) {
+            if let Err(error) = active.sequence.extend_window(&mut self.caches, active.len, active.len + 1) {
+                failed.push((active.id, EngineError::Internal(error.to_string())));
             }
+        }
+        failed.into_iter().for_each(|(id, error)| self.fail(id, error));
+    }
+
+    /// Reads the oldest step under way and hands its tokens out.
+    fn complete(&mut self) -> Result<(), String> {
+        let Some(flight) = self.runner.wait()? else { return Ok(()) };
+        for (at, &row) in flight.rows.iter().enumerate() {
+            if let Some(active) = self.active.get(&row.request) {
+                let sampled = self.runner.sampled(&flight, at, &active.request.sampling);
+                self.deliver(row, sampled);
+            } else {
+                self.stats.discarded_rows += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Emits the token; ends the request if it is its last.
+    fn deliver(&mut self, Row { request: id, position }: Row, sampled: Sampled) {
+        let Some(token) = sampled.token else {
+            self.fail(id, EngineError::NonFinite { position });
+            return;
+        };
+        let Some(active) = self.active.get_mut(&id) else { return };
+        self.stats.generated_tokens += 1;
+        let Some(reason) = active.emit(position, token, sampled.logprobs, self.max_positions) else { return };
+        if let Some(mut active) = self.active.remove(&id) {
+            self.stats.finished += 1;
+            active.finish(reason);
+            self.release(active);
         }
     }
 
-    /// Emits the token; gives the request back if it goes on.
-    fn deliver(&mut self, mut active: Active, sampled: Sampled) -> Option<Active> {
-        let Some(token) = sampled.token else {
-            let position = active.len;
-            self.fail(active, EngineError::NonFinite { position });
-            return None;
-        };
-        self.stats.generated_tokens += 1;
-        let end = active.emit(token, sampled.logprobs, self.max_positions);
-        let Some(reason) = end else { return Some(active) };
-        self.stats.finished += 1;
-        active.finish(reason);
-        self.release(active);
-        None
-    }
-
-    fn fail(&mut self, mut active: Active, error: EngineError) {
+    fn fail(&mut self, id: u64, error: EngineError) {
+        let Some(mut active) = self.active.remove(&id) else { return };
         self.stats.failed += 1;
         active.fail(error);
         self.release(active);
     }
 
-    /// Returns a request's pages; they are free once the present step has settled.
+    /// Returns a request's pages; they are free once every step launched so far has completed.
     fn release(&mut self, active: Active) {
         let Active { id, sequence, .. } = active;
-        if let Err(error) = sequence.release(&mut self.caches, self.runner.completed) {
+        if let Err(error) = sequence.release(&mut self.caches, self.runner.launched) {
             tracing::error!(request = id, %error, "pages were not returned");
         }
     }
 }
+
+/// What the layout check says of a request's inputs, as its end.
+fn refused(error: &LayoutError) -> EngineError {
+    EngineError::Internal(format!("the inputs of this request were refused: {error}"))
+}
+
+#[cfg(test)]
+#[path = "scheduler_tests.rs"]
+mod tests;

@@ -6,14 +6,16 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::bucket::Prepared;
-use super::device::Device;
+use super::bucket::{Prepared, RING};
+use super::device::{Device, Wanted};
 use super::handle::{Engine, EngineConfig};
 use super::local::LocalError;
 use crate::checkpoint::Checkpoint;
 use crate::cpu::{self, any_order, any_order::Order};
 use crate::model::{CacheLayout, ModelWeights, load};
-use crate::step::{Bytes, Check, Graph, Memory, Mutant, Mutated, Plan, Program, Random, Resident, prove};
+use crate::step::{
+    Bytes, Check, Graph, HostIo, Memory, Mutant, Mutated, Plan, Program, Random, Resident, prove,
+};
 
 /// How the steps run.
 #[derive(Clone, Debug, Default)]
@@ -52,7 +54,7 @@ impl RowLog {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&(seed, position)).copied()
     }
 
-    fn record(&self, of: &Prepared, memory: &Memory) {
+    fn record(&self, of: &Prepared, memory: &HostIo) {
         let (shape, io) = (of.step.shape, &of.step.io);
         let positions = memory.host::<i32>(&io.sample_position);
         let seeds = memory.host::<u64>(&io.seed);
@@ -76,8 +78,8 @@ pub enum SimulationError {
     #[error("no step of this model has a place for {0}")]
     NoPlace(&'static str),
     #[error(
-        "{0} shows when a step's output is read after the next step has begun, which this engine never does; \
-         `verify` finds it in the proof of the loop"
+        "{0} shows when a step's output is read where it lies after the next step has begun, and this engine copies \
+         outputs out before; `verify` finds it in the proof of the loop"
     )]
     NotInThisLoop(&'static str),
 }
@@ -138,7 +140,8 @@ fn verdict(mutant: Mutant, mutated: &Mutated) -> String {
 struct Simulated {
     steps: Arc<[Prepared]>,
     run: Vec<(Graph, Plan)>,
-    memory: Vec<Memory>,
+    /// By step and slot.
+    memory: Vec<[Memory; RING]>,
     resident: Resident,
     weights: cpu::Weights,
     order: Option<Order>,
@@ -160,7 +163,8 @@ impl Simulated {
             pools: layout.pools().map(|p| Bytes::zeroed(p.pages * p.page_bytes)).collect(),
             states: layout.states().map(|s| Bytes::zeroed(s.slots * s.len * 4)).collect(),
         };
-        let memory = run.iter().map(|(graph, plan)| Memory::new(graph, plan)).collect();
+        let both = |(graph, plan): &(Graph, Plan)| std::array::from_fn(|_| Memory::new(graph, plan));
+        let memory = run.iter().map(both).collect();
         let Simulation { order, percent, seed, mutant, poison, rows, .. } = simulation;
         let (random, poison) = (Random::new(seed), poison || mutant.is_none());
         Self { steps: steps.into(), run, memory, resident, weights, order, percent, random, poison, rows }
@@ -172,12 +176,12 @@ impl Device for Simulated {
         Arc::clone(&self.steps)
     }
 
-    fn io(&mut self, step: usize) -> &mut Memory {
-        &mut self.memory[step]
+    fn io(&mut self, step: usize, slot: usize) -> &mut HostIo {
+        &mut self.memory[step][slot]
     }
 
-    fn run(&mut self, step: usize) -> Result<(), String> {
-        let ((graph, plan), memory) = (&self.run[step], &mut self.memory[step]);
+    fn launch(&mut self, step: usize, slot: usize, _: &Wanted) -> Result<(), String> {
+        let ((graph, plan), memory) = (&self.run[step], &mut self.memory[step][slot]);
         self.rows.record(&self.steps[step], memory);
         let (resident, weights) = (&mut self.resident, &self.weights);
         let Some(order) = self.order else {
@@ -188,5 +192,10 @@ impl Device for Simulated {
         let (order, seed) = (if drawn { order } else { Order::Serial }, self.random.bits());
         let run = if self.poison { any_order::run_step } else { any_order::run_step_unpoisoned };
         run(graph, plan, memory, resident, weights, (order, seed)).map_err(|error| error.to_string())
+    }
+
+    /// The step ran when it was launched.
+    fn wait(&mut self, _: usize, _: usize) -> Result<(), String> {
+        Ok(())
     }
 }

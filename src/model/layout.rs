@@ -1,7 +1,7 @@
 //! Which pools and states a model needs, and how large they are.
 
 use super::weights::ModelWeights;
-use crate::ops::{BLOCK_TOKENS, HEAD_DIM, INDEX_DIM, PAGE_ROWS, StateLayout};
+use crate::ops::{BLOCK_TOKENS, Carry, HEAD_DIM, INDEX_DIM, PAGE_ROWS};
 use crate::step::{Numerics, PoolId, PoolSpec, StateId, StateSpec};
 
 /// How much cache there is. Page 0 of every pool is the null page: reserved, never written.
@@ -29,6 +29,8 @@ pub struct LayerCache {
 pub struct CacheLayout {
     pub size: CacheSize,
     pub layers: Vec<LayerCache>,
+    /// The newest token of each request.
+    pub carry: StateSpec,
 }
 
 impl CacheLayout {
@@ -43,17 +45,18 @@ impl CacheLayout {
                 let bytes = numerics.kv.page_bytes(page_rows);
                 let pool = ids.pool(format!("layers.{l}.rows"), size.blocks, page_rows, bytes);
                 debug_assert_eq!(c.layout.width, HEAD_DIM);
-                (pool, ids.state(format!("layers.{l}.state"), c.layout))
+                (pool, ids.state(format!("layers.{l}.state"), c.layout.len()))
             });
             let index = w.attention.indexer.as_ref().map(|i| {
                 let bytes = numerics.index.page_bytes(PAGE_ROWS);
                 let pool = ids.pool(format!("layers.{l}.index"), size.blocks, PAGE_ROWS, bytes);
                 debug_assert_eq!(i.compressor.layout.width, INDEX_DIM);
-                (pool, ids.state(format!("layers.{l}.index_state"), i.compressor.layout))
+                (pool, ids.state(format!("layers.{l}.index_state"), i.compressor.layout.len()))
             });
             LayerCache { window, rows, index }
         });
-        Self { size, layers: layers.collect() }
+        let layers = layers.collect();
+        Self { size, layers, carry: ids.state("carry".to_owned(), Carry::CELLS) }
     }
 
     /// Every pool, in the order of their ids.
@@ -66,7 +69,8 @@ impl CacheLayout {
 
     /// Every state, in the order of their ids.
     pub fn states(&self) -> impl Iterator<Item = &StateSpec> {
-        self.layers.iter().flat_map(|c| c.rows.iter().chain(&c.index).map(|(_, state)| state))
+        let layers = self.layers.iter().flat_map(|c| c.rows.iter().chain(&c.index).map(|(_, state)| state));
+        layers.chain([&self.carry])
     }
 }
 
@@ -82,8 +86,8 @@ impl Ids {
         PoolSpec { id: PoolId(self.pools - 1), name, pages, page_rows, page_bytes }
     }
 
-    fn state(&mut self, name: String, layout: StateLayout) -> StateSpec {
+    fn state(&mut self, name: String, len: usize) -> StateSpec {
         self.states += 1;
-        StateSpec { id: StateId(self.states - 1), name, slots: self.size.slots, len: layout.len() }
+        StateSpec { id: StateId(self.states - 1), name, slots: self.size.slots, len }
     }
 }

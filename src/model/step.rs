@@ -7,7 +7,7 @@ use super::layout::CacheLayout;
 use super::moe::moe;
 use super::weights::ModelWeights;
 use crate::ops::{BLOCK_TOKENS, Dtype, PAGE_ROWS, Value};
-use crate::step::{BuildError, Graph, Lane, Numerics, Output, Root, SampleParams, T, build};
+use crate::step::{BuildError, Carry, Graph, Lane, Numerics, Output, Root, SampleParams, T, build};
 
 /// What a step's shapes depend on: the bucket alone, never a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -52,6 +52,7 @@ impl fmt::Display for StepShape {
 /// Where the host finds the inputs and outputs of a step. Shapes in elements; see `ops` for meanings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepIo {
+    /// [`crate::ops::Embed::CARRIED`] for a token that the last step sampled.
     pub token: Value,
     pub position: Value,
     pub window_slot: Value,
@@ -105,6 +106,7 @@ struct Opened<'s> {
     sample_rows: T<'s>,
     params: SampleParams<'s>,
     caches: Vec<Cache<'s>>,
+    carry: Carry<'s>,
     experts: Vec<Output<'s>>,
     logits: Output<'s>,
     next: Output<'s>,
@@ -119,8 +121,8 @@ fn model<'s>(
     shape: StepShape,
 ) -> StepIo {
     let (opened, io) = open(root, weights, layout, shape);
-    let Opened { token, slots, sample_rows, params, caches, experts, logits, next, status } = opened;
-    let mut streams = lane.embed(&token, &weights.embed, weights.hyper_head.streams);
+    let Opened { token, slots, sample_rows, params, caches, carry, experts, logits, next, status } = opened;
+    let (mut streams, token) = lane.embed(&token, &carry.settled, &weights.embed, weights.hyper_head.streams);
     for (l, ((w, cache), ids)) in weights.layers.iter().zip(caches).zip(experts).enumerate() {
         lane.scope(&format!("layer {l}"));
         let mixed = lane.hyper_pre(&streams, &w.hyper_attention, &w.attention_norm);
@@ -133,7 +135,7 @@ fn model<'s>(
     lane.scope("head");
     let x = lane.hyper_head(&streams, &sample_rows, &weights.hyper_head, &weights.norm);
     let logits = lane.logits(&x, &weights.head, logits);
-    lane.sample(&logits, &params, next, status);
+    lane.sample(&logits, &params, carry.tail, next, status);
     io
 }
 
@@ -167,9 +169,10 @@ fn open<'s>(
         seed: column("seed", Dtype::U64, samples),
         position: column("sample_position", Dtype::I32, samples),
     };
-    let logits = root.output("logits", Dtype::F32, samples, weights.head.rows);
+    let carry = root.carry(&layout.carry, &slots.state);
     let next = root.output("next", Dtype::I32, samples, 1);
     let status = root.output("status", Dtype::I32, samples, 1);
+    let logits = root.output("logits", Dtype::F32, samples, weights.head.rows);
 
     let (mut caches, mut experts) = (Vec::new(), Vec::new());
     let (mut expert_values, mut selected_values) = (Vec::new(), Vec::new());
@@ -212,7 +215,7 @@ fn open<'s>(
         experts: expert_values,
         selected: selected_values,
     };
-    (Opened { token, slots, sample_rows, params, caches, experts, logits, next, status }, io)
+    (Opened { token, slots, sample_rows, params, caches, carry, experts, logits, next, status }, io)
 }
 
 #[cfg(test)]

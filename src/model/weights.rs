@@ -1,10 +1,12 @@
 //! The tree of weights of one model, by the names of the official checkpoint (model.md 3.2).
 
+use std::collections::HashMap;
+
 use super::registry::{Registry, Source};
 use crate::checkpoint::ModelConfig;
 use crate::format::rope::RopeParams;
 use crate::ops::{HEAD_DIM, INDEX_DIM, ROPE_DIM, StateLayout};
-use crate::step::{CompressWeights, HyperWeights, NormWeights, Weight};
+use crate::step::{CompressWeights, HyperWeights, NormWeights, Weight, WeightId};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelWeights {
@@ -89,6 +91,13 @@ impl ModelWeights {
         let norm = r.norm("norm.weight", config.hidden_size);
         let head = r.registry.bf16("head.weight", config.vocab_size, config.hidden_size);
         (Self { embed, head, norm, hyper_head, layers }, registry)
+    }
+
+    /// How many matrices each stack of experts holds.
+    #[must_use]
+    pub fn stacks(&self) -> HashMap<WeightId, usize> {
+        let of = |l: &LayerWeights| [l.moe.up.id, l.moe.down.id].map(|id| (id, l.moe.gate.rows));
+        self.layers.iter().flat_map(of).collect()
     }
 }
 

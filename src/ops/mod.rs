@@ -37,7 +37,7 @@ pub use index_select::IndexSelect;
 pub use index_store::IndexStore;
 pub use linear::{Epilogue, Linear};
 pub use query::Query;
-pub use region::{Access, BufferId, Dtype, Mode, Paged, Part, Region, Tokens, Value};
+pub use region::{Access, BufferId, Carry, Dtype, Mode, Paged, Part, Region, Tokens, Value};
 pub use rmsnorm::RmsNorm;
 pub use rope_store::RopeStore;
 pub use router::{Router, Routing};

@@ -120,6 +120,30 @@ impl Tokens {
     }
 }
 
+/// The newest token of each request, on the device from the step that samples it to the step that embeds it: the host need
+/// not have read one step to launch the next. A request has two cells, and the token at position `p` is in cell `p % 2`, so
+/// that no step writes what it reads and a step that runs again gives the same bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Carry {
+    /// State, i32 `[slots, 2]`.
+    pub state: BufferId,
+    pub slots: usize,
+    /// i32 `[R]`: the state slot of each request.
+    pub slot: Value,
+}
+
+impl Carry {
+    /// Cells of a request.
+    pub const CELLS: usize = 2;
+
+    /// The element of the state that holds the token at `position`; `None` for a slot outside `0..slots`.
+    #[must_use]
+    pub fn cell(&self, slot: i32, position: usize) -> Option<usize> {
+        let slot = usize::try_from(slot).ok().filter(|slot| *slot < self.slots)?;
+        Some(slot * Self::CELLS + position % Self::CELLS)
+    }
+}
+
 /// A pool read through a page table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Paged {

@@ -1,12 +1,13 @@
 //! `sample`: the next token of each row.
 
-use super::{Access, Value};
+use super::{Access, Carry, Mode, Value};
 
 /// Greedy where `temperature` is 0 (ties to the smaller id). Otherwise softmax of `logits / temperature`; kept are the
 /// `top_k` most likely (0: all), of those the smallest set whose mass reaches `top_p` (at least one), of those the ones
 /// at least `min_p` times as likely as the best; the draw is a counter-based uniform number of `(seed, position)` walked
 /// through the kept ids in ascending order. A row with a NaN, with +inf, or all -inf has status 1 and token -1; a row
-/// with position -1 has status 2 and token -1; else status 0.
+/// with position -1 has status 2 and token -1; else status 0. The token of a row with a position, -1 too, goes to the carry
+/// of its request as well; rows of one request have positions of different parity.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sample {
     /// f32 `[samples, vocab]`.
@@ -27,6 +28,9 @@ pub struct Sample {
     pub token: Value,
     /// i32 `[samples]`.
     pub status: Value,
+    /// Sample `s` is of request `s / per_request`.
+    pub carry: Carry,
+    pub per_request: usize,
     pub samples: usize,
     pub vocab: usize,
 }
@@ -47,6 +51,21 @@ const fn mix(mut z: u64) -> u64 {
 }
 
 impl Sample {
+    /// The request of a sample.
+    #[must_use]
+    pub const fn request(&self, sample: usize) -> usize {
+        match sample.checked_div(self.per_request) {
+            Some(request) => request,
+            None => 0,
+        }
+    }
+
+    /// Requests that samples are of.
+    #[must_use]
+    pub const fn requests(&self) -> usize {
+        if self.samples == 0 { 0 } else { self.request(self.samples - 1) + 1 }
+    }
+
     pub(super) fn regions(&self) -> Vec<Access> {
         vec![
             self.logits.read(),
@@ -56,8 +75,10 @@ impl Sample {
             self.top_k.read(),
             self.seed.read(),
             self.position.read(),
+            self.carry.slot.read(),
             self.token.write(),
             self.status.write(),
+            Access::tail(self.carry.state, Mode::Write),
         ]
     }
 }

@@ -6,9 +6,9 @@
 use std::ops::Range;
 
 use super::{
-    Access, Attention, BufferId, C4_RING, Compressed, Embed, IndexLogits, IndexSelect, Mode, Op, PAGE_ROWS,
-    Paged, Part, ROPE_DIM, RopeStore, StateLayout, Tokens, TopK, Value, WINDOW, c4_state_slot,
-    c128_state_slot,
+    Access, Attention, BufferId, C4_RING, Carry, Compressed, Dtype, Embed, IndexLogits, IndexSelect, Mode,
+    Op, PAGE_ROWS, Paged, Part, ROPE_DIM, RopeStore, Sample, StateLayout, Tokens, TopK, Value, WINDOW,
+    c4_state_slot, c128_state_slot,
 };
 
 /// What memory holds when a node begins.
@@ -90,14 +90,14 @@ impl Op {
             Self::TopK(op) => touch.topk(op)?,
             Self::IndexSelect(op) => touch.index_select(op)?,
             Self::Attention(op) => touch.attention(op)?,
+            Self::Sample(op) => touch.sample(op)?,
             Self::HyperPre(_)
             | Self::HyperPost(_)
             | Self::RmsNorm(_)
             | Self::Linear(_)
             | Self::Router(_)
             | Self::ExpertsUp(_)
-            | Self::ExpertsDown(_)
-            | Self::Sample(_) => {}
+            | Self::ExpertsDown(_) => {}
         }
         Ok(touch.with_dense(&self.regions()))
     }
@@ -194,8 +194,35 @@ impl Touch<'_> {
     }
 
     fn embed(&mut self, op: &Embed) -> Result<(), UnknownContents> {
-        let tokens = self.i32s(&op.token)?;
-        self.lookup(&op.weight, op.vocab, tokens);
+        let (mut tokens, positions) = (self.i32s(&op.token)?, self.i32s(&op.tokens.position)?);
+        let slots = self.i32s(&op.carry.slot)?;
+        let carried = Value { buffer: op.carry.state, dtype: Dtype::I32, len: op.carry.slots * Carry::CELLS };
+        let carried = self.i32s(&carried).ok();
+        let (mut cells, mut known) = (Vec::new(), true);
+        for (t, token) in tokens.iter_mut().enumerate().filter(|(_, token)| **token == Embed::CARRIED) {
+            let position = positions.get(t).and_then(|&p| usize::try_from(p).ok());
+            let slot = slots.get(t / op.tokens.per_request.max(1)).copied().unwrap_or(-1);
+            let Some(cell) = position.and_then(|p| op.carry.cell(slot, p)) else { continue };
+            cells.push(cell * 4..(cell + 1) * 4);
+            *token = carried.as_ref().map_or(-1, |all| all[cell]);
+            known &= carried.is_some();
+        }
+        self.add(op.carry.state, Mode::Read, Rows::Settled, cells);
+        // Which row a carried token names is known only once the step before has run.
+        if known {
+            self.lookup(&op.weight, op.vocab, tokens);
+        }
+        Ok(())
+    }
+
+    fn sample(&mut self, op: &Sample) -> Result<(), UnknownContents> {
+        let (positions, slots) = (self.i32s(&op.position)?, self.i32s(&op.carry.slot)?);
+        let cell = |(s, &position): (usize, &i32)| {
+            let slot = slots.get(op.request(s)).copied().unwrap_or(-1);
+            op.carry.cell(slot, usize::try_from(position).ok()?).map(|cell| cell * 4..(cell + 1) * 4)
+        };
+        let cells: Vec<_> = positions.iter().enumerate().filter_map(cell).collect();
+        self.add(op.carry.state, Mode::Write, Rows::Tail, cells);
         Ok(())
     }
 

@@ -3,7 +3,7 @@
 use half::bf16;
 
 use super::{ExecError, Weights};
-use crate::ops::{BufferId, Dtype, Paged, Tokens, Value};
+use crate::ops::{BufferId, Carry, Dtype, Paged, Tokens, Value};
 use crate::step::{Graph, Node, Operands};
 
 /// The operands of one node beside the weights it names.
@@ -157,6 +157,27 @@ impl<'a, 'w> Io<'a, 'w> {
         let found = all.len();
         let short = ExecError::Length { op: self.op, operand: "state", expected: len, found };
         all.get_mut(..len).ok_or(short)
+    }
+
+    /// The carried tokens and the slots of the requests.
+    pub(super) fn carry(&self, carry: &Carry, requests: usize) -> Result<(&'a [i32], &'a [i32]), ExecError> {
+        let all: &[i32] = bytemuck::cast_slice(self.operands.bytes(carry.state)?);
+        let (expected, found) = (carry.slots * Carry::CELLS, all.len());
+        let short = ExecError::Length { op: self.op, operand: "carry", expected, found };
+        Ok((all.get(..expected).ok_or(short)?, self.ints("state_slot", &carry.slot, requests)?))
+    }
+
+    /// The carried tokens to write, and the slots of the requests.
+    pub(super) fn carry_mut(
+        &mut self,
+        carry: &Carry,
+        requests: usize,
+    ) -> Result<(&'a mut [i32], &'a [i32]), ExecError> {
+        let slots = self.ints("state_slot", &carry.slot, requests)?;
+        let all: &mut [i32] = bytemuck::cast_slice_mut(self.operands.bytes_mut(carry.state)?);
+        let (expected, found) = (carry.slots * Carry::CELLS, all.len());
+        let short = ExecError::Length { op: self.op, operand: "carry", expected, found };
+        Ok((all.get_mut(..expected).ok_or(short)?, slots))
     }
 
     /// Refuses an operation whose rows are not as wide as its pool's.

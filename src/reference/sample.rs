@@ -24,6 +24,7 @@ pub(super) fn run(op: &Sample, io: &mut Io<'_, '_>) -> Result<(), ExecError> {
     let position = io.ints("position", &op.position, n)?;
     let token = io.ints_mut("token", &op.token, n)?;
     let status = io.ints_mut("status", &op.status, n)?;
+    let (carried, slots) = io.carry_mut(&op.carry, op.requests())?;
     for s in 0..n {
         let row = &logits[s * op.vocab..(s + 1) * op.vocab];
         let bad = row.iter().any(|v| v.is_nan() || *v == f64::INFINITY);
@@ -41,6 +42,10 @@ pub(super) fn run(op: &Sample, io: &mut Io<'_, '_>) -> Result<(), ExecError> {
                 (i32::try_from(draw(row, &request)).unwrap_or(-1), 0)
             }
         };
+        let position = usize::try_from(position[s]).ok();
+        if let Some(cell) = position.and_then(|position| op.carry.cell(slots[op.request(s)], position)) {
+            carried[cell] = token[s];
+        }
     }
     Ok(())
 }

@@ -20,7 +20,7 @@ use super::graph::{Buffer, Class, Graph, Lane as LaneInfo, NodeId, PoolId, State
 use super::lane::Lane;
 use crate::format::index_row::IndexFormat;
 use crate::format::kv_row::KvFormat;
-use crate::ops::{BufferId, Dtype, Paged, Tokens, Value};
+use crate::ops::{self, BufferId, Dtype, Paged, Tokens, Value};
 
 /// Why a step could not be built: the first fault, and where in the model.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -97,7 +97,7 @@ pub struct StateSpec {
     pub id: StateId,
     pub name: String,
     pub slots: usize,
-    /// f32 elements of one slot.
+    /// Elements of one slot, of four bytes each.
     pub len: usize,
 }
 
@@ -146,6 +146,27 @@ pub struct State<'s> {
     pub(super) slots: usize,
     pub(super) len: usize,
     _brand: Brand<'s>,
+}
+
+/// The newest token of each request as the steps before left it: readable anywhere.
+#[derive(Clone, Copy, Debug)]
+pub struct Carried<'s> {
+    pub(super) carry: ops::Carry,
+    _brand: Brand<'s>,
+}
+
+/// The carry's cells for this step's tokens: consumed by the one operation that samples them.
+#[derive(Debug)]
+pub struct CarryTail<'s> {
+    pub(super) carry: ops::Carry,
+    _brand: Brand<'s>,
+}
+
+/// The tokens that a step hands to the next on the device.
+#[derive(Debug)]
+pub struct Carry<'s> {
+    pub settled: Carried<'s>,
+    pub tail: CarryTail<'s>,
 }
 
 /// Memory that the host reads after the step: consumed by the operation that writes it.
@@ -340,6 +361,24 @@ impl<'s> Root<'s> {
         let (page_rows, pages) = (spec.page_rows, spec.pages);
         let paged = Paged { pool, table: table.value, width: table.cols, page_rows, pages };
         Pool { settled: Settled { paged, _brand: PhantomData }, tail: Tail { paged, _brand: PhantomData } }
+    }
+
+    /// Opens the carry, for requests with these state slots, i32 `[requests]`.
+    #[track_caller]
+    #[must_use]
+    pub fn carry(&self, spec: &StateSpec, slot: &T<'s>) -> Carry<'s> {
+        let mut inner = self.inner.borrow_mut();
+        inner.named_once(Location::caller(), &spec.name);
+        if spec.len != ops::Carry::CELLS {
+            let message = format!("{}: expected {} cells, found {}", spec.name, ops::Carry::CELLS, spec.len);
+            inner.fail(Location::caller(), message);
+        }
+        let (bytes, shape) = (spec.slots * spec.len * 4, vec![spec.slots, spec.len]);
+        let state = inner.buffer(spec.name.clone(), Class::State(spec.id), Dtype::I32, shape, bytes);
+        let carry = ops::Carry { state, slots: spec.slots, slot: slot.value };
+        let (settled, tail) =
+            (Carried { carry, _brand: PhantomData }, CarryTail { carry, _brand: PhantomData });
+        Carry { settled, tail }
     }
 
     #[track_caller]

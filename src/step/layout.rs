@@ -4,66 +4,17 @@
 //! Slots are pairwise distinct, lie on pages that the writing request alone can see, never on the null page, and agree with
 //! positions and page tables. State slots are distinct. Who owns a page is the cache's knowledge and comes in as [`Owners`].
 
+mod error;
+mod owners;
+
 use std::collections::HashMap;
 
+pub use error::LayoutError;
+pub use owners::{AnyOwner, Owners};
+
 use super::graph::Graph;
-use super::memory::Memory;
+use super::host_io::HostIo;
 use crate::ops::{BufferId, Compressed, Op, PAGE_ROWS, Paged, Tokens, Value, WINDOW};
-
-/// Why a step must not run, in words.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum LayoutError {
-    #[error("{node}: reads {table} as rows of {found} pages, the step's table has rows of {expected}")]
-    Stride { node: String, table: String, expected: usize, found: usize },
-    #[error(
-        "position[{row}]: expected {expected}, found {found} (positions of a request ascend by one, padding last)"
-    )]
-    Position { row: usize, expected: i32, found: i32 },
-    #[error("position[{row}]: expected at most {limit}, found {found}")]
-    TooLong { row: usize, limit: usize, found: i32 },
-    #[error("{table}[{request}][{column}]: expected a page in 0..{pages}, found {found}")]
-    PageRange { table: String, request: usize, column: usize, pages: usize, found: i32 },
-    #[error("{table}[{request}][{column}]: the request reads this page, and it is the null page")]
-    NullPage { table: String, request: usize, column: usize },
-    #[error("{table}[{request}][{column}]: page {page} is not the request's to read")]
-    NotReadable { table: String, request: usize, column: usize, page: usize },
-    #[error("{slots}[{row}]: expected {expected} for position {position}, found {found}")]
-    Slot { slots: String, row: usize, position: i32, expected: i64, found: i64 },
-    #[error("{slots}[{row}]: slot {slot} is written by row {other} too")]
-    SlotTwice { slots: String, row: usize, other: usize, slot: i64 },
-    #[error("{slots}[{row}]: page {page} is not the request's alone to write")]
-    NotWritable { slots: String, row: usize, page: usize },
-    #[error("{table}: page {page}, which request {request} writes, is also seen by request {other}")]
-    PageShared { table: String, page: usize, request: usize, other: usize },
-    #[error("{slots}[{request}]: expected a slot in 0..{limit} for a request with tokens, found {found}")]
-    StateRange { slots: String, request: usize, limit: usize, found: i32 },
-    #[error("{slots}[{request}]: slot {slot} is request {other}'s too")]
-    StateTwice { slots: String, request: usize, other: usize, slot: i32 },
-    #[error("{rows}[{sample}]: expected -1 or a row with a token, found {found}")]
-    SampleRow { rows: String, sample: usize, found: i32 },
-}
-
-/// Who may read and write pages. Page tables are named by their input's buffer.
-pub trait Owners {
-    /// The page belongs to the request, or is shared with it.
-    fn reads(&self, table: BufferId, request: usize, page: usize) -> bool;
-    /// The page belongs to the request and to nobody else.
-    fn writes(&self, table: BufferId, request: usize, page: usize) -> bool;
-}
-
-/// Takes every page for the request's own; the other checks remain.
-#[derive(Clone, Copy, Debug)]
-pub struct AnyOwner;
-
-impl Owners for AnyOwner {
-    fn reads(&self, _: BufferId, _: usize, _: usize) -> bool {
-        true
-    }
-
-    fn writes(&self, _: BufferId, _: usize, _: usize) -> bool {
-        true
-    }
-}
 
 /// What one page table lets a request see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,7 +44,10 @@ pub struct Layout {
     views: Vec<View>,
     stores: Vec<Store>,
     states: Vec<(Value, usize)>,
+    /// Rows that are sampled from.
     samples: Vec<Value>,
+    /// The positions of what is sampled, and the samples of a request.
+    sampled: Option<(Value, usize)>,
     max_positions: usize,
 }
 
@@ -131,7 +85,12 @@ impl Layout {
             Op::IndexStore(o) => {
                 (o.row_slot, o.pool, o.layout.ratio, PAGE_ROWS, o.pages, o.tokens, o.max_positions)
             }
+            Op::Embed(o) => return add(&mut self.states, (o.carry.slot, o.carry.slots)),
             Op::HyperHead(o) => return add(&mut self.samples, o.rows),
+            Op::Sample(o) => {
+                self.sampled = Some((o.position, o.per_request.max(1)));
+                return;
+            }
             _ => return,
         };
         self.tokens = Some(tokens);
@@ -146,11 +105,11 @@ impl Layout {
         }
     }
 
-    /// Checks the inputs that lie in `memory`.
+    /// Checks the inputs in `memory`.
     ///
     /// # Errors
     /// The first [`LayoutError`].
-    pub fn check(&self, memory: &Memory, owners: &dyn Owners) -> Result<(), LayoutError> {
+    pub fn check(&self, memory: &HostIo, owners: &dyn Owners) -> Result<(), LayoutError> {
         let Some(tokens) = self.tokens else { return Ok(()) };
         let positions: &[i32] = memory.host(&tokens.position);
         self.positions(positions, tokens.per_request)?;
@@ -164,7 +123,7 @@ impl Layout {
         for (slots, limit) in &self.states {
             self.state(slots, *limit, memory, &live)?;
         }
-        self.samples.iter().try_for_each(|rows| self.sample_rows(rows, memory, positions))
+        self.samples.iter().try_for_each(|rows| self.sample_rows(rows, memory, positions, tokens.per_request))
     }
 
     fn name(&self, value: &Value) -> String {
@@ -193,15 +152,15 @@ impl Layout {
     fn view(
         &self,
         view: &View,
-        memory: &Memory,
+        memory: &HostIo,
         live: &[&[i32]],
         owners: &dyn Owners,
     ) -> Result<(), LayoutError> {
         let Paged { table, width, page_rows, pages, .. } = view.paged;
         let name = || self.name(&table);
         for (request, row) in memory.host::<i32>(&table).chunks(width.max(1)).enumerate() {
-            let wrong = row.iter().position(|&id| usize::try_from(id).is_ok_and(|id| id >= pages) || id < 0);
-            if let Some(column) = wrong {
+            let outside = |id: &i32| usize::try_from(*id).map_or(true, |id| id >= pages);
+            if let Some(column) = row.iter().position(outside) {
                 return Err(LayoutError::PageRange {
                     table: name(),
                     request,
@@ -215,7 +174,7 @@ impl Layout {
                 if page == 0 {
                     return Err(LayoutError::NullPage { table: name(), request, column });
                 }
-                if !owners.reads(table.buffer, request, page) {
+                if !owners.reads(table.buffer, request, column, page) {
                     return Err(LayoutError::NotReadable { table: name(), request, column, page });
                 }
             }
@@ -226,7 +185,7 @@ impl Layout {
     fn store(
         &self,
         store: &Store,
-        memory: &Memory,
+        memory: &HostIo,
         positions: &[i32],
         per_request: usize,
         owners: &dyn Owners,
@@ -252,7 +211,8 @@ impl Layout {
             if found >= 0 {
                 let page = found as usize / store.page_rows;
                 let owner = store.table.unwrap_or(store.slots).buffer;
-                if !owners.writes(owner, request, page) {
+                let column = position.max(0) as usize / store.ratio / store.page_rows;
+                if !owners.writes(owner, request, column, page) {
                     return Err(LayoutError::NotWritable { slots: self.name(&store.slots), row, page });
                 }
                 written.push((found, row));
@@ -275,21 +235,22 @@ impl Layout {
         per_request: usize,
         positions: &[i32],
     ) -> Result<(), LayoutError> {
-        let mut seen: HashMap<usize, Vec<usize>> = HashMap::new();
-        for (request, rows) in positions.chunks(per_request.max(1)).enumerate() {
-            let ids = table.get(request * store.width..(request + 1) * store.width).unwrap_or(&[]);
-            for column in visible(live(rows), store.ratio, store.page_rows) {
-                let page = ids.get(column).map_or(0, |&id| id as usize);
-                seen.entry(page).or_default().push(request);
+        // By page: the request that writes it, and whether it was seen.
+        let mut pages: Vec<Option<(usize, bool)>> = vec![None; store.pages];
+        for &(slot, row) in written {
+            if let Some(page) = pages.get_mut(slot as usize / store.page_rows) {
+                *page = Some((row / per_request, false));
             }
         }
-        for &(slot, row) in written {
-            let (page, request) = (slot as usize / store.page_rows, row / per_request);
-            let by = seen.get(&page).map_or(&[][..], |by| by);
-            if by.iter().any(|r| *r != request) || by.len() > 1 {
-                let table = store.table.as_ref().map_or_else(String::new, |t| self.name(t));
-                let other = by.iter().copied().find(|r| *r != request).unwrap_or(request);
-                return Err(LayoutError::PageShared { table, page, request, other });
+        for (other, rows) in positions.chunks(per_request.max(1)).enumerate() {
+            let ids = table.get(other * store.width..(other + 1) * store.width).unwrap_or(&[]);
+            for column in visible(live(rows), store.ratio, store.page_rows) {
+                let page = ids.get(column).map_or(0, |&id| id as usize);
+                let Some(Some((request, seen))) = pages.get_mut(page) else { continue };
+                if *request != other || std::mem::replace(seen, true) {
+                    let table = store.table.as_ref().map_or_else(String::new, |t| self.name(t));
+                    return Err(LayoutError::PageShared { table, page, request: *request, other });
+                }
             }
         }
         Ok(())
@@ -299,7 +260,7 @@ impl Layout {
         &self,
         slots: &Value,
         limit: usize,
-        memory: &Memory,
+        memory: &HostIo,
         live: &[&[i32]],
     ) -> Result<(), LayoutError> {
         let mut owner: HashMap<i32, usize> = HashMap::new();
@@ -318,14 +279,36 @@ impl Layout {
         Ok(())
     }
 
-    fn sample_rows(&self, rows: &Value, memory: &Memory, positions: &[i32]) -> Result<(), LayoutError> {
-        let token =
-            |row: i32| usize::try_from(row).ok().and_then(|r| positions.get(r)).is_some_and(|p| *p >= 0);
-        let found = memory.host::<i32>(rows).iter().enumerate().find(|(_, r)| **r != -1 && !token(**r));
-        match found {
-            Some((sample, &found)) => Err(LayoutError::SampleRow { rows: self.name(rows), sample, found }),
-            None => Ok(()),
+    /// A sample is of a token of its own request, and its position the one after: so it goes to a cell of the carry that
+    /// this step does not read.
+    fn sample_rows(
+        &self,
+        rows: &Value,
+        memory: &HostIo,
+        positions: &[i32],
+        per_request: usize,
+    ) -> Result<(), LayoutError> {
+        let sampled = self.sampled.map(|(value, each)| (value, memory.host::<i32>(&value), each));
+        for (sample, &found) in memory.host::<i32>(rows).iter().enumerate() {
+            let row = usize::try_from(found).ok();
+            let position = row.and_then(|row| positions.get(row)).copied().filter(|p| *p >= 0);
+            let request = sampled.map_or(0, |(.., each)| sample / each);
+            let own = sampled.is_none() || row.is_some_and(|row| row / per_request.max(1) == request);
+            if found != -1 && !(position.is_some() && own) {
+                return Err(LayoutError::SampleRow { rows: self.name(rows), sample, request, found });
+            }
+            let Some((value, all, each)) = sampled else { continue };
+            let found = all.get(sample).copied().unwrap_or(-1);
+            let expected = position.map_or(-1, |p| p + 1);
+            let before = all.get(request * each..sample).unwrap_or(&[]);
+            let alone = before.iter().all(|&other| other < 0 || (other - found) % 2 != 0);
+            if found != -1 && (found != expected || !alone) {
+                let expected = if alone { expected } else { -1 };
+                let positions = self.name(&value);
+                return Err(LayoutError::SamplePosition { positions, sample, request, expected, found });
+            }
         }
+        Ok(())
     }
 }
 

@@ -4,6 +4,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::graph::{Class, Graph, Node};
+use super::host_io::{HostIo, Place};
 use super::plan::Plan;
 use crate::ops::{BufferId, Mode, Value};
 
@@ -51,41 +52,28 @@ pub struct Resident {
 #[derive(Clone, Debug, Default)]
 pub struct Memory {
     pub arena: Bytes,
-    /// By buffer; empty for classes that live elsewhere.
-    host: Vec<Bytes>,
+    pub io: HostIo,
 }
 
 impl Memory {
     /// Zeroed memory for `graph` laid out by `plan`.
     #[must_use]
     pub fn new(graph: &Graph, plan: &Plan) -> Self {
-        let host = graph.buffers.iter().map(|b| match b.class {
-            Class::Input | Class::Output => Bytes::zeroed(b.bytes),
-            _ => Bytes::default(),
-        });
-        Self { arena: Bytes::zeroed(plan.arena_bytes), host: host.collect() }
+        Self { arena: Bytes::zeroed(plan.arena_bytes), io: HostIo::new(graph) }
     }
+}
 
-    /// An input or output as elements.
-    #[must_use]
-    pub fn host<E: Pod>(&self, value: &Value) -> &[E] {
-        bytemuck::cast_slice(&self.host[value.buffer.0 as usize])
+/// The inputs and outputs are what most callers are after.
+impl std::ops::Deref for Memory {
+    type Target = HostIo;
+    fn deref(&self) -> &HostIo {
+        &self.io
     }
+}
 
-    /// An input's or output's bytes; none for buffers that live elsewhere.
-    #[must_use]
-    pub fn host_bytes(&self, buffer: BufferId) -> &[u8] {
-        &self.host[buffer.0 as usize]
-    }
-
-    /// The same, to write.
-    pub fn host_bytes_mut(&mut self, buffer: BufferId) -> &mut [u8] {
-        &mut self.host[buffer.0 as usize]
-    }
-
-    /// An input or output as elements, to write.
-    pub fn host_mut<E: Pod>(&mut self, value: &Value) -> &mut [E] {
-        bytemuck::cast_slice_mut(&mut self.host[value.buffer.0 as usize])
+impl std::ops::DerefMut for Memory {
+    fn deref_mut(&mut self) -> &mut HostIo {
+        &mut self.io
     }
 }
 
@@ -150,21 +138,26 @@ impl<'a> Operands<'a> {
         if let Some((id, _)) = wanted.iter().find(|(id, _)| graph.buffer(*id).class == Class::Transient) {
             return Err(OperandError::Unplanned { op, buffer: graph.buffer(*id).name.clone() });
         }
-        split_arena(&mut memory.arena, arena, &mut slots)
-            .map_err(|id| OperandError::Overlap { op, buffer: graph.buffer(id).name.clone() })?;
-        let (mut host, mut pools, mut states) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut inputs, mut outputs) = (Vec::new(), Vec::new());
+        let (mut pools, mut states) = (Vec::new(), Vec::new());
         for (id, mode) in wanted {
-            match graph.buffer(id).class {
-                Class::Pool(pool) => pools.push((pool.0, id, mode)),
-                Class::State(state) => states.push((state.0, id, mode)),
-                _ => host.push((id.0, id, mode)),
+            match (graph.buffer(id).class, memory.io.place(id)) {
+                (Class::Pool(pool), _) => pools.push((pool.0, id, mode)),
+                (Class::State(state), _) => states.push((state.0, id, mode)),
+                (_, Some(Place::Input(at))) => inputs.push((at.start, at.len(), id, mode)),
+                (_, Some(Place::Output(at))) => outputs.push((at.start, at.len(), id, mode)),
+                _ => {}
             }
         }
-        for (all, wanted) in
-            [(&mut memory.host, host), (&mut resident.pools, pools), (&mut resident.states, states)]
+        let (input_block, output_block) = memory.io.blocks();
+        for (block, wanted) in
+            [(&mut memory.arena[..], arena), (input_block, inputs), (output_block, outputs)]
         {
-            pick(all, wanted, &mut slots);
+            split(block, wanted, &mut slots)
+                .map_err(|id| OperandError::Overlap { op, buffer: graph.buffer(id).name.clone() })?;
         }
+        pick(&mut resident.pools, pools, &mut slots);
+        pick(&mut resident.states, states, &mut slots);
         Ok(Self { op, slots })
     }
 
@@ -252,14 +245,14 @@ fn declared(node: &Node) -> Vec<(BufferId, Mode)> {
     all
 }
 
-/// Cuts the arena at the buffers. Reads may share bytes with reads; a write that overlaps anything is the error.
-fn split_arena<'a>(
-    arena: &'a mut [u8],
+/// Cuts a block at the buffers. Reads may share bytes with reads; a write that overlaps anything is the error.
+fn split<'a>(
+    block: &'a mut [u8],
     mut wanted: Vec<(usize, usize, BufferId, Mode)>,
     slots: &mut Vec<(BufferId, Slot<'a>)>,
 ) -> Result<(), BufferId> {
     wanted.sort_by_key(|&(start, bytes, ..)| (start, bytes));
-    let (mut rest, mut base) = (arena, 0usize);
+    let (mut rest, mut base) = (block, 0usize);
     let mut i = 0;
     while i < wanted.len() {
         let (start, mut end) = (wanted[i].0, wanted[i].0 + wanted[i].1);

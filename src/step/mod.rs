@@ -6,6 +6,7 @@ mod builder;
 mod draw;
 mod graph;
 mod hazard;
+mod host_io;
 mod lane;
 mod layout;
 mod loop_proof;
@@ -23,14 +24,15 @@ pub use append::{
     Compact, CompressWeights, HyperWeights, IndexHeads, Mixed, NormWeights, RouteBy, Routed, SampleParams,
 };
 pub use builder::{
-    BuildError, Handle, Numerics, Output, Pool, PoolSpec, Root, Rows, Settled, State, StateSpec, T, Tail,
-    Weight, build,
+    BuildError, Carried, Carry, CarryTail, Handle, Numerics, Output, Pool, PoolSpec, Root, Rows, Settled,
+    State, StateSpec, T, Tail, Weight, build,
 };
 pub use draw::{dot, svg};
 pub use graph::{
     Buffer, Class, Edge, EdgeKind, Graph, Lane as LaneInfo, LaneId, Node, NodeId, PoolId, StateId, WeightId,
 };
 pub use hazard::{Hazard, Party, Rule};
+pub use host_io::{HostIo, Place as HostPlace};
 pub use lane::{Fork, Lane, Receiver, Sender};
 pub use layout::{AnyOwner, Layout, LayoutError, Owners};
 pub use loop_proof::{Drive, Replay, prove_loop, unroll};
@@ -41,7 +43,7 @@ pub use program::{Actor, Kind, Object, ObjectId, Program, SETTLED_ROWS, Space, T
 pub use proof::{Proved, prove};
 pub use purity::{Impure, fingerprint, purity};
 pub use random::Random;
-pub use schedule::{critical_path, largest_peak, random_order, serial, width};
+pub use schedule::{critical_path, largest_peak, programmatic, random_order, serial, width};
 
 /// Keeps the example of the document compiling and true.
 #[cfg(doctest)]

@@ -12,6 +12,14 @@ pub fn serial(graph: &Graph) -> Graph {
     Graph { edges, ..graph.clone() }
 }
 
+/// The graph with every launch programmatic: a kernel may begin while its predecessors run, and waits for them itself.
+#[must_use]
+pub fn programmatic(graph: Graph) -> Graph {
+    let mut graph = graph;
+    graph.edges.iter_mut().for_each(|e| e.kind = EdgeKind::Programmatic);
+    graph
+}
+
 /// A legal serial order of the nodes: at each point any node may come next whose predecessors have run.
 #[must_use]
 pub fn random_order(graph: &Graph, random: &mut Random) -> Vec<usize> {

@@ -60,6 +60,18 @@ fn text(app: &App) -> String {
     metric(&mut out, "prompt_tokens_total", "Tokens read.", "counter", &[("", stats.prompt_tokens)]);
     metric(&mut out, "generated_tokens_total", "Tokens written.", "counter", &[("", stats.generated_tokens)]);
     metric(&mut out, "steps_total", "Steps of the model.", "counter", &[("", stats.steps)]);
+    let blocks = [("", stats.prefill_blocks)];
+    metric(&mut out, "prefill_blocks_total", "Steps that were a block of a prompt.", "counter", &blocks);
+    let waited = "Most blocks of prompts that a decode step has waited for; at most 1.";
+    metric(
+        &mut out,
+        "prefill_blocks_between_decodes",
+        waited,
+        "gauge",
+        &[("", stats.blocks_between_decodes)],
+    );
+    let discarded = "Rows computed for requests that had ended meanwhile; at most one a request.";
+    metric(&mut out, "rows_discarded_total", discarded, "counter", &[("", stats.discarded_rows)]);
     let classes: Vec<(String, u64)> = (1..)
         .zip(&app.metrics.responses)
         .map(|(class, count)| (format!("{{class=\"{class}xx\"}}"), count.load(Relaxed)))

@@ -4,6 +4,7 @@
 //! bit by bit; over HTTP only the answers can be judged. With a mutant it shows what the proof is there to prevent.
 
 mod compare;
+mod gpu;
 mod report;
 
 use std::io::{self, Write};
@@ -88,6 +89,8 @@ pub struct StressArgs {
     /// there, as in production, and may get by
     #[arg(long, requires = "unsafe_run_mutant")]
     pub poison: bool,
+    #[command(flatten)]
+    pub gpu: gpu::GpuArgs,
     /// The report as JSON
     #[arg(long)]
     pub json: bool,
@@ -139,7 +142,8 @@ impl StressArgs {
 
     /// The order in effect.
     pub(crate) fn order(&self) -> Option<Order> {
-        self.order.or(self.mutant.or(self.unsafe_run_mutant).map(|_| Order::Any))
+        let mutant = self.mutant.or(self.unsafe_run_mutant).filter(|_| !gpu::forces(self));
+        self.order.or(mutant.map(|_| Order::Any))
     }
 
     fn scripts(&self) -> Result<Vec<Script>> {
@@ -154,6 +158,9 @@ impl StressArgs {
 /// # Errors
 /// As [`run`].
 pub fn command(args: &StressArgs) -> Result<ExitCode> {
+    if args.gpu.matrix {
+        return gpu::matrix(args);
+    }
     let report = run(args)?;
     let mut out = io::stdout().lock();
     if args.json {
@@ -215,7 +222,9 @@ fn in_process(args: &StressArgs, scripts: &[Script], runtime: &tokio::runtime::R
     let rows = simulation.rows.clone();
     let started = Instant::now();
     let company = {
-        let loaded = if on_gpu(args) {
+        let loaded = if gpu::forces(args) {
+            gpu::forced(args, &together)?
+        } else if on_gpu(args) {
             engine::build(&together)?
         } else {
             engine::build_with(&together, |checkpoint, config| {
@@ -226,14 +235,21 @@ fn in_process(args: &StressArgs, scripts: &[Script], runtime: &tokio::runtime::R
         runtime.block_on(sessions(&model, scripts, args.limits(), "together"))
     };
     let wall = started.elapsed();
-    let device = if on_gpu(args) { args.model.device } else { Device::Cpu };
-    let loaded = engine::build(&ModelArgs { device, ..sized(args, scripts, 1) })?;
+    let alone = alone(args, scripts, runtime)?;
+    let comparison = compare(scripts, &company, &alone, &rows);
+    Ok(Report::new(args, scripts, company, Some(comparison), wall))
+}
+
+/// The sessions one after another, each alone in its steps: on a GPU serially on one stream.
+fn alone(args: &StressArgs, scripts: &[Script], runtime: &tokio::runtime::Runtime) -> Result<Vec<Session>> {
+    let model = sized(args, scripts, 1);
+    let model =
+        if on_gpu(args) { args.gpu.reference(model) } else { ModelArgs { device: Device::Cpu, ..model } };
+    let loaded = engine::build(&model)?;
     let model = Model::Local(Local::new(&loaded));
     let patient =
         Limits { concurrency: 1, timeout: Duration::from_secs(u64::from(u32::MAX)), ..args.limits() };
-    let alone = runtime.block_on(sessions(&model, scripts, patient, "alone"));
-    let comparison = compare(scripts, &company, &alone, &rows);
-    Ok(Report::new(args, scripts, company, Some(comparison), wall))
+    Ok(runtime.block_on(sessions(&model, scripts, patient, "alone")))
 }
 
 /// The simulator is the CPU's, and tokens of the CPU and of a GPU are not compared here.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::compare::{Against, Comparison, Place};
+use super::gpu::{Idle, Ran};
 use super::{Order, StressArgs};
 use crate::cli::{IndexK, Rounding};
 use crate::interval::{Proportion, percent};
@@ -27,6 +28,10 @@ pub struct Report {
     /// The engine's in this process; a server does not say.
     pub index_k: &'static str,
     pub mutant: Option<&'static str>,
+    /// How a GPU ran the steps; `None` on the CPU.
+    pub gpu: Option<Ran>,
+    /// With `--matrix`.
+    pub gpu_idle: Option<Idle>,
     pub order: Option<Order>,
     pub order_seed: u64,
     /// Steps in a hundred that draw an order.
@@ -87,6 +92,8 @@ impl Report {
             concurrency: args.concurrency,
             index_k: index_k(args),
             mutant: args.unsafe_run_mutant.map(flashlane::step::Mutant::slug),
+            gpu: Ran::of(args),
+            gpu_idle: None,
             order: args.order(),
             order_seed: args.order_seed,
             order_percent: args.order_percent,
@@ -173,7 +180,8 @@ impl Report {
             };
             format!(" order={name}{share} order_seed={}", self.order_seed)
         });
-        format!(" index_k={}{mutant}{order}", self.index_k)
+        let gpu = self.gpu.map_or_else(String::new, |ran| format!(" {ran}"));
+        format!(" index_k={}{gpu}{mutant}{order}", self.index_k)
     }
 }
 

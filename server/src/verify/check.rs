@@ -15,16 +15,15 @@ use super::Schedule;
 use super::target::Target;
 
 /// The loops that are proved: of an engine that waits for each step, and of one that prepares the next meanwhile.
-const LOOPS: [(usize, Drive); 2] = [
-    (1, DRIVE),
-    (2, Drive { ring: 2, ahead: 2, frees_after_step: true, canary_in_order: true, early_settled: false }),
-];
+const LOOPS: [(usize, Drive); 2] = [(1, Drive { ring: 1, ahead: 1, ..DRIVE }), (DRIVE.ahead, DRIVE)];
 
 /// A step as it is to run.
 #[derive(Debug)]
 pub(super) struct Case {
     pub(super) name: String,
     pub(super) graph: Graph,
+    /// Without schedule, as a device takes it.
+    pub(super) unscheduled: Graph,
     pub(super) plan: Plan,
     live: Vec<BufferId>,
 }
@@ -51,6 +50,7 @@ pub(super) struct Checked {
     pub(super) case: Case,
     /// The step without mutant and schedule.
     pub(super) built: Graph,
+
     pub(super) mutant: Option<(Mutant, String)>,
     pub(super) step: Result<Proved, Vec<Hazard>>,
     /// Empty if the step itself is not proved: steps in a row cannot be better.
@@ -95,6 +95,7 @@ fn case(target: &Target, shape: StepShape, graph: &Graph) -> Case {
         name: shape.to_string(),
         plan: Plan::shared(graph),
         graph: scheduled(target, graph.clone()),
+        unscheduled: graph.clone(),
         live: Vec::new(),
     }
 }
@@ -118,8 +119,9 @@ fn focus(
     let mutated =
         mutated.with_context(|| format!("--mutant {}: {} has no place for it", mutant.slug(), case.name))?;
     let (plan, live) = (mutated.plan, mutated.live);
-    let graph = scheduled(target, mutated.graph);
-    Ok((Case { name: case.name, graph, plan, live }, Some((mutant, mutated.place))))
+    let graph = scheduled(target, mutated.graph.clone());
+    let case = Case { name: case.name, graph, unscheduled: mutated.graph, plan, live };
+    Ok((case, Some((mutant, mutated.place))))
 }
 
 /// The hazards that explain most come first: those of one value, then those of nodes close together.

@@ -4,6 +4,7 @@
 //! `target` is what is proved, `check` proves it, `report` is what was found as data, `text` for people, `picture` as a
 //! drawing. It runs no model, and it proves the steps as they are built: what a GPU captured is another program.
 
+mod captured;
 mod check;
 mod picture;
 mod report;
@@ -19,7 +20,7 @@ use clap::{Args, ValueEnum};
 use flashlane::step::Mutant;
 use indicatif::ProgressBar;
 
-use crate::cli::IndexK;
+use crate::cli::{Device, IndexK};
 use check::Checked;
 use report::Report;
 use target::Target;
@@ -75,6 +76,9 @@ pub struct VerifyArgs {
     /// Write the step as a Graphviz graph
     #[arg(long, value_name = "FILE")]
     pub dot: Option<PathBuf>,
+    /// Also capture the step on this GPU (cuda:N), read the graph back from the driver and prove it on its real edges
+    #[arg(long, value_name = "DEVICE", conflicts_with = "list_mutants")]
+    pub device: Option<Device>,
     /// The report as JSON
     #[arg(long)]
     pub json: bool,
@@ -115,7 +119,11 @@ fn verify(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
             written.with_context(|| format!("cannot write {}", path.display()))?;
         }
     }
-    let report = Report::new(&target, &checked);
+    let mut report = Report::new(&target, &checked);
+    if let Some(Device::Cuda(ordinal)) = args.device {
+        report.captured = captured::captures(&target, &checked, ordinal)?;
+        report.proved &= report.captured.iter().all(|c| c.refused.is_none());
+    }
     let mut out = io::stdout().lock();
     if args.json {
         serde_json::to_writer_pretty(&mut out, &report)?;

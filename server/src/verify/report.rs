@@ -10,6 +10,7 @@ use flashlane::step::{
 use serde::Serialize;
 
 use super::Schedule;
+use super::captured::Captured;
 use super::check::Checked;
 use super::target::Target;
 use crate::cli::IndexK;
@@ -30,6 +31,8 @@ pub(super) struct Report {
     pub(super) buckets: Vec<String>,
     /// Empty if the step itself is not proved.
     pub(super) loops: Vec<Loop>,
+    /// The step as a GPU captured it, if one was asked for.
+    pub(super) captured: Vec<Captured>,
     pub(super) hazards: Vec<Found>,
     pub(super) milliseconds: Milliseconds,
 }
@@ -158,6 +161,7 @@ impl Report {
                     proof: l.result.as_ref().ok().map(Counts::from),
                 })
                 .collect(),
+            captured: Vec::new(),
             hazards,
             milliseconds: Milliseconds {
                 build: milliseconds(checked.times.build),

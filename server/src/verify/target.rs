@@ -7,7 +7,7 @@ use flashlane::checkpoint::{ModelConfig, presets};
 use flashlane::engine::EngineConfig;
 use flashlane::format::index_row::IndexFormat;
 use flashlane::format::kv_row::KvFormat;
-use flashlane::model::{CacheLayout, ModelWeights, StepShape};
+use flashlane::model::{CacheLayout, ModelWeights, Registry, StepShape};
 use flashlane::ops::Dtype;
 use flashlane::step::Numerics;
 
@@ -24,6 +24,7 @@ pub(super) struct Target {
     pub(super) name: String,
     pub(super) engine: EngineConfig,
     pub(super) weights: ModelWeights,
+    pub(super) registry: Registry,
     pub(super) layout: CacheLayout,
     /// Every bucket, prefill last.
     pub(super) shapes: Vec<StepShape>,
@@ -39,13 +40,13 @@ impl Target {
     pub(super) fn open(args: &VerifyArgs) -> anyhow::Result<Self> {
         let (name, model) = model(args)?;
         let engine = engine(args, &model)?;
-        let (weights, _) = ModelWeights::new(&model, engine.max_positions());
+        let (weights, registry) = ModelWeights::new(&model, engine.max_positions());
         let layout = CacheLayout::new(&weights, engine.numerics, engine.cache_size());
         let shapes = engine.shapes();
         let prefill = shapes.len() - 1;
         let focus = if args.prefill { prefill } else { prefill - 1 };
         let (schedule, index_k) = (args.schedule, args.index_k);
-        Ok(Self { name, engine, weights, layout, shapes, focus, schedule, index_k })
+        Ok(Self { name, engine, weights, registry, layout, shapes, focus, schedule, index_k })
     }
 
     pub(super) fn shape(&self) -> StepShape {

@@ -42,6 +42,11 @@ pub(super) fn write(report: &Report, out: &mut impl Write, paint: Paint) -> io::
         let verdict = paint.with(colour, format!("{verdict:<12}"));
         writeln!(out, "  {:<9} {verdict} {}", check.check, paint.with(DIM, words))?;
     }
+    for captured in &report.captured {
+        let (colour, verdict) = if captured.refused.is_none() { (GREEN, "ok") } else { (RED, "refused") };
+        let verdict = paint.with(colour, format!("{verdict:<12}"));
+        writeln!(out, "  {:<9} {verdict} {}", "captured", paint.with(DIM, captured.words()))?;
+    }
     writeln!(out)?;
     for found in report.hazards.iter().take(TOLD) {
         hazard(found, out, paint)?;

@@ -6,3 +6,4 @@ mod command;
 mod eval;
 mod http;
 mod in_process;
+mod soak;

@@ -25,7 +25,11 @@ pub(super) fn launch(op: &Sample, b: &Bound<'_>) -> Result<Launch, CudaError> {
         position: b.value("position", &op.position, Dtype::I32, n)?,
         token: b.value_mut("token", &op.token, Dtype::I32, n)?,
         status: b.value_mut("status", &op.status, Dtype::I32, n)?,
+        slot: b.value("state_slot", &op.carry.slot, Dtype::I32, op.requests())?,
+        carry: b.carry(&op.carry)?.cast_mut(),
         vocab: b.dim("vocabulary", op.vocab)?,
+        per_request: b.dim("samples of a request", op.per_request.max(1))?,
+        slots: b.dim("state slots", op.carry.slots)?,
         pad: 0,
     };
     Ok(Launch::new(Kernel::Sample, [n, 1, 1], 1024, 0, &params))

@@ -7,7 +7,7 @@ use crate::ops::{
 };
 use crate::step::append::result_of;
 use crate::step::append::{HyperWeights, NormWeights};
-use crate::step::builder::{Output, T, Weight};
+use crate::step::builder::{Carried, CarryTail, Output, T, Weight};
 use crate::step::lane::Lane;
 
 /// A sublayer's input and the way back from its output.
@@ -30,21 +30,30 @@ pub struct SampleParams<'s> {
 }
 
 impl<'s> Lane<'s> {
-    /// Embeds the tokens (i32 `[T, 1]`) into `streams` equal residual streams.
+    /// Embeds the tokens (i32 `[T, 1]`), given or carried, into `streams` equal residual streams; and their ids.
     #[track_caller]
     #[must_use]
-    pub fn embed(&mut self, token: &T<'s>, weight: &Weight, streams: usize) -> T<'s> {
+    pub fn embed(
+        &mut self,
+        token: &T<'s>,
+        carried: &Carried<'s>,
+        weight: &Weight,
+        streams: usize,
+    ) -> (T<'s>, T<'s>) {
         let at = Location::caller();
         let mut inner = self.inner();
         let tokens = inner.tokens(at);
         inner.same(at, "embed: tokens", tokens.rows(), token.rows);
+        inner.same(at, "embed: state slots", tokens.requests, carried.carry.slot.len);
         let (dtype, cols) = (inner.numerics.activation, streams * weight.cols);
         let out = inner.transient("embed", dtype, tokens.rows(), cols);
+        let ids = inner.transient("embed.ids", Dtype::I32, tokens.rows(), 1);
         let (vocab, hidden) = (weight.rows, weight.cols);
         let weight = inner.weight(weight);
         drop(inner);
-        self.append(Op::Embed(Embed { tokens, token: token.value, weight, out, vocab, hidden, streams }));
-        T::new(out, tokens.rows(), cols)
+        let (token, carry) = (token.value, carried.carry);
+        self.append(Op::Embed(Embed { tokens, token, carry, weight, out, ids, vocab, hidden, streams }));
+        (T::new(out, tokens.rows(), cols), T::new(ids, tokens.rows(), 1))
     }
 
     #[track_caller]
@@ -243,8 +252,16 @@ impl<'s> Lane<'s> {
         T::new(out.value, out.rows, out.cols)
     }
 
+    /// The next token of each row, for the host and, in the carry, for the next step. Each request has as many samples.
     #[track_caller]
-    pub fn sample(&mut self, logits: &T<'s>, p: &SampleParams<'s>, token: Output<'s>, status: Output<'s>) {
+    pub fn sample(
+        &mut self,
+        logits: &T<'s>,
+        p: &SampleParams<'s>,
+        carry: CarryTail<'s>,
+        token: Output<'s>,
+        status: Output<'s>,
+    ) {
         let at = Location::caller();
         let mut inner = self.inner();
         let samples = logits.rows;
@@ -253,6 +270,9 @@ impl<'s> Lane<'s> {
         {
             inner.same(at, &format!("sample: rows of {what}"), samples, rows);
         }
+        let CarryTail { carry, .. } = carry;
+        let per_request = samples / carry.slot.len.max(1);
+        inner.same(at, "sample: samples of all requests", per_request * carry.slot.len, samples);
         drop(inner);
         self.append(Op::Sample(Sample {
             logits: logits.value,
@@ -264,6 +284,8 @@ impl<'s> Lane<'s> {
             position: p.position.value,
             token: token.value,
             status: status.value,
+            carry,
+            per_request,
             samples,
             vocab: logits.cols,
         }));
