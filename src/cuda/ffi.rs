@@ -653,18 +653,30 @@ const _: () = {
     [
         "Offset of field: IndexScores::position",
     ][::std::mem::offset_of!(IndexScores, position) - 0usize];
-    ["Offset of field: IndexScores::codes"][::std::mem::offset_of!(IndexScores, codes) - 8usize];
-    ["Offset of field: IndexScores::scales"][::std::mem::offset_of!(IndexScores, scales) - 16usize];
+    [
+        "Offset of field: IndexScores::codes",
+    ][::std::mem::offset_of!(IndexScores, codes) - 8usize];
+    [
+        "Offset of field: IndexScores::scales",
+    ][::std::mem::offset_of!(IndexScores, scales) - 16usize];
     [
         "Offset of field: IndexScores::weights",
     ][::std::mem::offset_of!(IndexScores, weights) - 24usize];
-    ["Offset of field: IndexScores::keys"][::std::mem::offset_of!(IndexScores, keys) - 32usize];
+    [
+        "Offset of field: IndexScores::keys",
+    ][::std::mem::offset_of!(IndexScores, keys) - 32usize];
     [
         "Offset of field: IndexScores::per_request",
     ][::std::mem::offset_of!(IndexScores, per_request) - 64usize];
-    ["Offset of field: IndexScores::heads"][::std::mem::offset_of!(IndexScores, heads) - 68usize];
-    ["Offset of field: IndexScores::format"][::std::mem::offset_of!(IndexScores, format) - 72usize];
-    ["Offset of field: IndexScores::scale"][::std::mem::offset_of!(IndexScores, scale) - 76usize];
+    [
+        "Offset of field: IndexScores::heads",
+    ][::std::mem::offset_of!(IndexScores, heads) - 68usize];
+    [
+        "Offset of field: IndexScores::format",
+    ][::std::mem::offset_of!(IndexScores, format) - 72usize];
+    [
+        "Offset of field: IndexScores::scale",
+    ][::std::mem::offset_of!(IndexScores, scale) - 76usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -677,7 +689,9 @@ pub struct IndexLogitsParams {
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of IndexLogitsParams"][::std::mem::size_of::<IndexLogitsParams>() - 96usize];
-    ["Alignment of IndexLogitsParams"][::std::mem::align_of::<IndexLogitsParams>() - 8usize];
+    [
+        "Alignment of IndexLogitsParams",
+    ][::std::mem::align_of::<IndexLogitsParams>() - 8usize];
     [
         "Offset of field: IndexLogitsParams::scores",
     ][::std::mem::offset_of!(IndexLogitsParams, scores) - 0usize];
@@ -749,7 +763,9 @@ pub struct IndexSelectParams {
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of IndexSelectParams"][::std::mem::size_of::<IndexSelectParams>() - 96usize];
-    ["Alignment of IndexSelectParams"][::std::mem::align_of::<IndexSelectParams>() - 8usize];
+    [
+        "Alignment of IndexSelectParams",
+    ][::std::mem::align_of::<IndexSelectParams>() - 8usize];
     [
         "Offset of field: IndexSelectParams::scores",
     ][::std::mem::offset_of!(IndexSelectParams, scores) - 0usize];
