@@ -9,7 +9,7 @@
 #include "common/choose.h"
 #include "common/pdl.h"
 
-static_assert(sizeof(Choice) == 37104, "as src/cuda/ops/topk.rs has it");
+static_assert(sizeof(Choice) == 37076, "as src/cuda/ops/topk.rs has it");
 
 namespace {
 

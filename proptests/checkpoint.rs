@@ -1,11 +1,12 @@
 //! Checkpoints: the pinned generator, what `save_pretrained` writes, and files that were tampered with.
 
-use std::sync::OnceLock;
-
-use flashlane::checkpoint::{Checkpoint, CheckpointError, ModelConfig, Spec, specs, synthetic};
+use flashlane::checkpoint::{Checkpoint, ModelConfig, Spec, specs, synthetic};
+use flashlane::step::Random;
 use proptest::prelude::*;
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::Value;
+
+use crate::support::tampered::{self, Small, judge, small};
 
 const GENERATOR: &str = include_str!("golden/generator.json");
 const TINY_A: &str = include_str!("golden/tiny_a.json");
@@ -81,35 +82,33 @@ fn what_save_pretrained_writes_loads() {
     }
 }
 
-/// Config and file of a small checkpoint.
-fn small() -> &'static (Vec<u8>, Vec<u8>) {
-    static SMALL: OnceLock<(Vec<u8>, Vec<u8>)> = OnceLock::new();
-    SMALL.get_or_init(|| {
-        let config = synthetic::tiny_config();
-        let json = Value::Object(config.to_json()).to_string().into_bytes();
-        (json, synthetic::safetensors(&config, 1).unwrap())
-    })
-}
-
-/// Whole or an error in words.
-fn judge(config: &[u8], file: Vec<u8>) -> Result<(), CheckpointError> {
-    let opened = Checkpoint::from_bytes(config, file);
-    if let Err(error) = &opened {
-        assert!(error.to_string().len() > 10, "{error:?}");
+/// What the fuzz target does with its inputs, on drawn ones.
+#[test]
+#[ignore = "a million executions take many minutes"]
+fn a_million_tampered_checkpoints_are_whole_or_errors() {
+    let count: u64 = std::env::var("EXECUTIONS").map_or(1_000_000, |n| n.parse().unwrap());
+    let mut random = Random::new(1);
+    for _ in 0..count {
+        let len = 1 + random.below(24);
+        let input: Vec<u8> = (0..len).map(|_| random.bits() as u8).collect();
+        tampered::check(&input);
     }
-    opened.map(|c| assert_eq!(c.items.len(), specs(&c.config).len()))
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
     #[test]
+    fn whatever_the_fuzz_target_gets_is_whole_or_an_error(input in prop::collection::vec(any::<u8>(), 0..40)) {
+        tampered::check(&input);
+    }
+
+    #[test]
     fn tampered_headers_never_panic(edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6)) {
-        let (config, file) = small();
-        let header = 8 + u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
+        let Small { config, file, header } = small();
         let mut file = file.clone();
         for (at, byte) in edits {
-            file[at.index(header)] = byte;
+            file[at.index(*header)] = byte;
         }
         let _ = judge(config, file);
     }
@@ -117,9 +116,8 @@ proptest! {
     /// Digits replaced by digits: the header stays JSON, its shapes and ranges do not stay true.
     #[test]
     fn wrong_numbers_are_errors(at in any::<prop::sample::Index>(), digit in b'0'..=b'9') {
-        let (config, file) = small();
-        let header = 8 + u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
-        let offsets: Vec<usize> = (8..header - 1)
+        let Small { config, file, header } = small();
+        let offsets: Vec<usize> = (8..*header - 1)
             .filter(|i| file[*i].is_ascii_digit() && matches!(file[i - 1], b'[' | b',' | b'0'..=b'9'))
             .collect();
         let at = offsets[at.index(offsets.len())];
@@ -131,13 +129,13 @@ proptest! {
 
     #[test]
     fn truncated_files_are_errors(len in any::<prop::sample::Index>()) {
-        let (config, file) = small();
+        let Small { config, file, .. } = small();
         prop_assert!(judge(config, file[..len.index(file.len())].to_vec()).is_err());
     }
 
     #[test]
     fn tampered_configs_never_panic(at in any::<prop::sample::Index>(), bytes in prop::collection::vec(any::<u8>(), 0..4), cut in 0usize..4) {
-        let (config, file) = small();
+        let Small { config, file, .. } = small();
         let mut config = config.clone();
         let at = at.index(config.len());
         let end = (at + cut).min(config.len());

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use flashlane::cuda::Backend;
+use flashlane::cuda::{Backend, RunMode};
 use flashlane::engine::{Engine, EngineConfig, Generate, GenerateRequest, GpuConfig, SamplingParams};
 use flashlane::format::index_row::IndexFormat;
 use flashlane::step::Numerics;
@@ -10,29 +10,37 @@ use flashlane::step::Numerics;
 use crate::engine::{PROMPTS, SERVED, collect, config, model, request};
 use crate::support::cuda::gpu;
 
-fn engine(backend: &Arc<dyn Backend>, config: EngineConfig) -> Engine {
-    Engine::on_gpu(&model(), config, Arc::clone(backend), &GpuConfig::default()).unwrap()
+fn engine(backend: &Arc<dyn Backend>, config: EngineConfig, mode: RunMode) -> Engine {
+    let gpu = GpuConfig { mode, ..GpuConfig::default() };
+    Engine::on_gpu(&model(), config, Arc::clone(backend), &gpu).unwrap()
+}
+
+/// Every way to run a step.
+fn modes() -> impl Iterator<Item = RunMode> {
+    let bit = |bits: u8, at: u8| bits >> at & 1 == 1;
+    (0..8).map(move |b| RunMode { captured: bit(b, 0), forked: bit(b, 1), programmatic: bit(b, 2) })
 }
 
 fn tokens(engine: &Engine, seed: u64, prompt: usize) -> Vec<u32> {
     collect(engine.submit(request(seed, prompt, 9)).unwrap()).0
 }
 
-/// Promise 1 on the GPU: whatever the batch, the bucket and the row.
+/// Promise 1 on the GPU: whatever the batch, the bucket, the row and the way to run. The graphs are captured on empty inputs
+/// and replayed on contexts under and over the top-k (T14), in buckets with padding (A02, A09).
 #[test]
 fn tokens_are_the_same_alone_and_in_company_on_a_gpu() {
     let Some(gpu) = gpu() else { return };
     for index in [IndexFormat::Bf16, IndexFormat::Fp8, IndexFormat::Fp4] {
         let numerics = Numerics { index, ..SERVED };
-        let alone = engine(&gpu, config(numerics, 1));
+        let alone = engine(&gpu, config(numerics, 1), RunMode::default());
         let expected: Vec<_> =
             (0u64..).zip(PROMPTS).map(|(seed, prompt)| tokens(&alone, seed, prompt)).collect();
-        for rows in [3, 12] {
-            let engine = engine(&gpu, config(numerics, rows));
+        for (mode, rows) in modes().flat_map(|mode| [(mode, 3), (mode, 12)]) {
+            let engine = engine(&gpu, config(numerics, rows), mode);
             let submit = |(seed, prompt): (u64, usize)| engine.submit(request(seed, prompt, 9)).unwrap();
             let handles: Vec<_> = (0u64..).zip(PROMPTS).map(submit).collect();
             let got: Vec<_> = handles.into_iter().map(|handle| collect(handle).0).collect();
-            assert_eq!(got, expected, "{index:?}, {rows} rows");
+            assert_eq!(got, expected, "{index:?}, {rows} rows, {mode:?}");
         }
     }
 }

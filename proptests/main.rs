@@ -51,4 +51,5 @@ mod proof;
 mod race;
 mod random_graph;
 mod step;
+mod three_c4;
 mod world;

@@ -40,7 +40,7 @@ struct Choice {
   uint32_t maxima[kChoiceThreads];
   uint32_t lows[kChoiceWarps], highs[kChoiceWarps];
   uint32_t scratch[kChoiceWarps];
-  uint32_t totals[kClusterBlocks];
+  uint32_t total;  // Marks of this block.
   uint32_t count;
   uint32_t found[3];
 };
@@ -258,7 +258,8 @@ FL_DEVICE int gather(uint32_t (&keys)[kGathered], Choice& s) {
   return got;
 }
 
-// Counts what is marked before each word, in this block and in those before it, whose totals are (greater, equal).
+// Counts what is marked before each word: in this block, and (above, within) in those before it. The cluster's last look at
+// each other's memory, so it arrives at a barrier, for which the caller is to wait.
 template <int kBlocks>
 FL_DEVICE uint2 count_marks(int rank, Choice& s) {
   int w = 2 * (int)threadIdx.x;
@@ -267,10 +268,17 @@ FL_DEVICE uint2 count_marks(int rank, Choice& s) {
   uint32_t total, before = sum_below(first + second, total, s);
   s.histogram[w] = before;
   s.histogram[w + 1] = before + first;
-  if (kBlocks > 1 && threadIdx.x < kBlocks) *(uint32_t*)cluster_peer(&s.totals[rank], (int)threadIdx.x) = total;
+  if (threadIdx.x == 0) s.total = total;
   group_sync<kBlocks>();
   uint2 base{0, 0};
-  for (int b = 0; kBlocks > 1 && b < rank; ++b) base.x += s.totals[b] & 0xffffu, base.y += s.totals[b] >> 16;
+  if (kBlocks > 1) {
+    uint32_t theirs = lane_idx() < rank ? *cluster_peer(&s.total, lane_idx()) : 0;
+    cluster_arrive();
+    for (int b = 0; b < rank; ++b) {
+      uint32_t marks = __shfl_sync(kFullMask, theirs, b);
+      base.x += marks & 0xffffu, base.y += marks >> 16;
+    }
+  }
   return base;
 }
 
@@ -325,4 +333,5 @@ FL_DEVICE void choose(const Segment& segment, int n, int rank, int k, int32_t* s
       if (inside) write_chosen(key, at, cut, base, segment.first, selected, s);
     });
   }
+  if (kBlocks > 1) cluster_wait();  // No block leaves while another may read its memory.
 }

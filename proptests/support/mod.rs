@@ -12,6 +12,7 @@ mod draw;
 mod judge;
 mod pages;
 mod run;
+pub(crate) mod tampered;
 
 pub(crate) use bounds::{Off, hadamard_off, index_step, kv_step, norm_off, rope_off};
 pub(crate) use case::{Case, Stored};

@@ -249,6 +249,9 @@ pub struct QuantizeArgs {
     /// Format of the attention projections and shared experts
     #[arg(long, value_enum, default_value_t = Dense::Fp8)]
     pub dense: Dense,
+    /// A file of the output is closed at this size; about so much memory is needed, beside one decoded tensor
+    #[arg(long, value_name = "BYTES", default_value_t = 4 << 30, value_parser = clap::value_parser!(u64).range(1..))]
+    pub max_shard_size: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -118,7 +118,9 @@ fn quantize(args: &QuantizeArgs) -> anyhow::Result<()> {
     let style = ProgressStyle::with_template("{bytes}/{total_bytes} {wide_bar} {eta} {msg}")?;
     let bar = ProgressBar::new(0).with_style(style);
     bar.enable_steady_tick(Duration::from_millis(200));
-    checkpoint::quantize(&args.input, &args.output, &QuantizeOptions::new(experts, dense), |progress| {
+    let options =
+        QuantizeOptions { shard_bytes: args.max_shard_size, ..QuantizeOptions::new(experts, dense) };
+    checkpoint::quantize(&args.input, &args.output, &options, |progress| {
         bar.set_length(progress.total);
         bar.set_position(progress.done);
         bar.set_message(progress.tensor.to_owned());

@@ -12,7 +12,11 @@ use crate::engine::Loaded;
 use crate::generation::{ChatDecoder, Delta, Generation};
 
 /// Shown at the start: things to ask that the built-in model knows.
-const SUGGESTIONS: [&str; 3] = ["What are you?", "What can you do?", "How do I call a tool?"];
+const SUGGESTIONS: [&str; 3] = [
+    "What are you?",
+    "How do I call a tool?",
+    "The code of red fox is 7Q2Z9K. The code of blue owl is M4K1. What is the code of red fox?",
+];
 
 const HELP: &str = "/reset starts over, /quit or Ctrl-D leaves.";
 

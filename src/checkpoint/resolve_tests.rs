@@ -146,6 +146,15 @@ fn missing_misshapen_and_unknown_tensors_are_all_named() {
 }
 
 #[test]
+fn a_tensor_of_no_elements_is_none_of_the_model() {
+    let mut files = Files::new();
+    let norm = files.remove("norm.weight");
+    files.add(&norm.0, norm.1, &[0, 128], vec![]);
+    let message = files.open().unwrap_err().to_string();
+    assert_eq!(message, "norm.weight: expected shape [128], found [0, 128]");
+}
+
+#[test]
 fn two_spellings_of_one_tensor_are_refused() {
     let mut files = Files::new();
     let head = files.remove("head.weight");
@@ -362,6 +371,27 @@ fn shards_single_files_and_symbolic_links_load_the_same() {
     let single = tempfile::tempdir().unwrap();
     synthetic::write(single.path(), &tiny_config(), 1).unwrap();
     assert!(everything(&Checkpoint::open(single.path()).unwrap()) == expected);
+}
+
+/// `models--name/snapshots/revision` of relative links into `blobs`, as the Hub's clients keep it.
+#[test]
+fn the_cache_of_the_hub_loads() {
+    let (files, dir) = (Files::new(), tempfile::tempdir().unwrap());
+    let (blobs, snapshot) = (dir.path().join("blobs"), dir.path().join("snapshots/0123abcd"));
+    std::fs::create_dir_all(&blobs).unwrap();
+    std::fs::create_dir_all(&snapshot).unwrap();
+    files.write_sharded(&blobs, 20);
+    for (i, entry) in std::fs::read_dir(&blobs).unwrap().enumerate() {
+        let path = entry.unwrap().path();
+        let blob = format!("{i:040x}");
+        std::fs::rename(&path, blobs.join(&blob)).unwrap();
+        let link = snapshot.join(path.file_name().unwrap());
+        std::os::unix::fs::symlink(Path::new("../../blobs").join(blob), link).unwrap();
+    }
+    let expected = everything(&files.open().unwrap());
+    assert!(everything(&Checkpoint::open(&snapshot).unwrap()) == expected);
+    std::fs::remove_file(blobs.join(format!("{:040x}", 0))).unwrap();
+    assert!(Checkpoint::open(&snapshot).is_err(), "a link to a blob that is not there");
 }
 
 /// Opens a sharded directory after `spoil` had its way with it; returns the message without the directory.

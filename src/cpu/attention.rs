@@ -8,6 +8,7 @@ use std::ops::Range;
 
 use super::ExecError;
 use super::context::{Context, Rope};
+use super::knock_out::KnockOut;
 use super::math::{exp, exp_scores, rotate_last, scale};
 use super::pages::{Pages, decode_kv};
 use super::products::{Inputs, Strides, matmul, weighted_sum};
@@ -36,6 +37,7 @@ struct Job<'a, 'w> {
     sink: &'a [f32],
     rope: Rope<'w>,
     simd: Simd,
+    knocked_out: Option<KnockOut>,
 }
 
 pub(super) fn run(op: &Attention, context: &mut Context<'_, '_>) -> Result<(), ExecError> {
@@ -56,8 +58,9 @@ pub(super) fn run(op: &Attention, context: &mut Context<'_, '_>) -> Result<(), E
     let q = context.rows("q", &op.q, len)?;
     let sink = context.vector("sink", &op.sink, op.heads)?;
     let rope = context.rope(&op.rope, op.max_positions)?;
+    let knocked_out = context.knocked_out;
     let out = context.rows_mut("out", &op.out, len)?;
-    let job = Job { op, positions, q, window, compressed, sink: &sink, rope, simd };
+    let job = Job { op, positions, q, window, compressed, sink: &sink, rope, simd, knocked_out };
     let keys: usize = (0..rows).map(|t| job.keys(t)).sum();
     let work = keys * (2 * op.heads + 4) * HEAD_DIM;
     if op.tokens.per_request.is_multiple_of(TOKEN_TILE) {
@@ -133,6 +136,7 @@ impl Job<'_, '_> {
     fn compressed<'b>(&self, t: usize, position: usize, all: &[usize], rows: &'b mut Vec<f32>) -> &'b [f32] {
         match &self.compressed {
             Source::None => &[],
+            Source::All(_) if self.blind(t) => &[],
             Source::All(_) => &rows[span(all, 0..(position + 1) / 128)],
             Source::Selected { pages, selected, k } => {
                 let chosen = selected[t * k..(t + 1) * k].iter().filter_map(|&r| usize::try_from(r).ok());
@@ -141,6 +145,14 @@ impl Job<'_, '_> {
                 &rows[..found.len() * HEAD_DIM]
             }
         }
+    }
+
+    /// The knock-out of a C128 layer strikes this token. That of a C4 layer has struck its selection.
+    fn blind(&self, t: usize) -> bool {
+        let Some(layer) = self.knocked_out else { return false };
+        let mut own = [0.0; 8];
+        self.q.copy_to(self.simd, t * self.op.heads * HEAD_DIM, &mut own);
+        layer.strikes(self.positions[t], &own).is_some()
     }
 
     /// Decodes the wanted rows that exist into `out`; returns which they are.

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use super::knock_out::KnockOut;
 use super::rows::{Rows, RowsMut};
 use super::simd::Simd;
 use super::weights::{Numbers, Weights};
@@ -16,11 +17,14 @@ pub(super) struct Context<'a, 'w> {
     operands: Operands<'a>,
     weights: &'w Weights,
     pub simd: Simd,
+    /// The node's layer is knocked out.
+    pub knocked_out: Option<KnockOut>,
 }
 
 impl<'a, 'w> Context<'a, 'w> {
     pub(super) fn new(graph: &'w Graph, node: &Node, operands: Operands<'a>, weights: &'w Weights) -> Self {
-        Self { op: node.op.name(), graph, operands, weights, simd: weights.simd() }
+        let (simd, knocked_out) = (weights.simd(), weights.knocked_out(&node.scope));
+        Self { op: node.op.name(), graph, operands, weights, simd, knocked_out }
     }
 
     pub(super) fn expect(

@@ -42,7 +42,7 @@ kernel! {
 /// The operation with its operands at hand.
 pub(super) struct Job<'a> {
     op: &'a IndexLogits,
-    positions: &'a [i32],
+    pub(super) positions: &'a [i32],
     codes: &'a [u8],
     scales: &'a [u8],
     weights: &'a [f32],

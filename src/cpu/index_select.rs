@@ -10,7 +10,7 @@ use crate::ops::IndexSelect;
 pub(super) fn run(op: &IndexSelect, context: &mut Context<'_, '_>) -> Result<(), ExecError> {
     let scores = op.scores();
     let job = Job::new(&scores, context)?;
-    let (width, k) = (op.keys.max_rows(), op.k);
+    let (width, k, knocked_out) = (op.keys.max_rows(), op.k, context.knocked_out);
     let selected = context.ints_mut("selected", &op.selected, op.tokens.rows() * k)?;
     for_chunks(selected, job.tokens_of_a_task() * k, job.work(), |task, selected| {
         let first = task * job.tokens_of_a_task();
@@ -19,10 +19,9 @@ pub(super) fn run(op: &IndexSelect, context: &mut Context<'_, '_>) -> Result<(),
             if visible.iter().any(|&n| n > k) {
                 job.tile(first, logits);
             }
-            for ((selected, logits), n) in
-                selected.chunks_exact_mut(k).zip(logits.chunks_exact(width)).zip(visible)
-            {
-                choose(&logits[..n], selected);
+            for (i, selected) in selected.chunks_exact_mut(k).enumerate() {
+                let scores = &logits[i * width..i * width + visible[i]];
+                choose(scores, selected, job.positions[first + i], knocked_out);
             }
         });
     });

@@ -19,6 +19,7 @@ mod index_logits;
 mod index_query;
 mod index_select;
 mod index_store;
+mod knock_out;
 mod linear;
 mod math;
 mod pages;
@@ -35,6 +36,7 @@ pub mod simd;
 mod topk;
 mod weights;
 
+pub use knock_out::KnockOut;
 pub use weights::Weights;
 
 use context::Context;

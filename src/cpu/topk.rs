@@ -2,6 +2,7 @@
 
 use super::ExecError;
 use super::context::Context;
+use super::knock_out::{KnockOut, random_rows};
 use super::rows::for_chunks;
 use crate::ops::TopK;
 
@@ -32,15 +33,18 @@ pub(super) fn largest(scores: &[f32], k: usize) -> Vec<u32> {
     best
 }
 
-/// Fills `selected` with the rows of the best scores, ascending, then -1; no score is read if all fit.
-pub(super) fn choose(scores: &[f32], selected: &mut [i32]) {
+/// Fills `selected` with the rows of the best scores, ascending, then -1; no score is read if all fit. Random rows where
+/// the layer is knocked out.
+pub(super) fn choose(scores: &[f32], selected: &mut [i32], position: i32, knocked_out: Option<KnockOut>) {
     let (n, k) = (scores.len(), selected.len());
     selected.fill(-1);
     if n <= k {
         selected.iter_mut().zip(0..).take(n).for_each(|(s, i)| *s = i);
         return;
     }
-    for (s, i) in selected.iter_mut().zip(largest(scores, k)) {
+    let struck = knocked_out.and_then(|layer| layer.strikes(position, scores));
+    let best = struck.map_or_else(|| largest(scores, k), |mut random| random_rows(n, k, &mut random));
+    for (s, i) in selected.iter_mut().zip(best) {
         *s = i as i32;
     }
 }
@@ -49,10 +53,11 @@ pub(super) fn run(op: &TopK, context: &mut Context<'_, '_>) -> Result<(), ExecEr
     let rows = op.tokens.rows();
     let positions = context.positions(&op.tokens)?;
     let logits = context.f32s("logits", &op.logits, rows * op.width)?;
+    let knocked_out = context.knocked_out;
     let selected = context.ints_mut("selected", &op.selected, rows * op.k)?;
     for_chunks(selected, op.k, 8 * rows * op.width, |t, selected| {
         let n = usize::try_from(positions[t]).map_or(0, |p| ((p + 1) / 4).min(op.width));
-        choose(&logits[t * op.width..t * op.width + n], selected);
+        choose(&logits[t * op.width..t * op.width + n], selected, positions[t], knocked_out);
     });
     Ok(())
 }

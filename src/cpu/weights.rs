@@ -8,9 +8,10 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::knock_out::KnockOut;
 use super::simd::{Simd, kernel};
 use crate::checkpoint::Matrix;
-use crate::model::Loaded;
+use crate::model::{Loaded, layer_scope};
 use crate::step::WeightId;
 
 #[derive(Clone, Debug)]
@@ -25,6 +26,8 @@ enum Entry {
 pub struct Weights {
     all: HashMap<WeightId, Entry>,
     simd: Simd,
+    /// By the scope of a layer's nodes.
+    knocked_out: HashMap<String, KnockOut>,
 }
 
 impl Default for Weights {
@@ -58,7 +61,7 @@ impl Weights {
     /// None yet; operations on them will use the given instructions.
     #[must_use]
     pub fn with_simd(simd: Simd) -> Self {
-        Self { all: HashMap::new(), simd }
+        Self { all: HashMap::new(), simd, knocked_out: HashMap::new() }
     }
 
     /// A matrix in any storage format.
@@ -74,6 +77,15 @@ impl Weights {
     /// Integers, row-major: the expert table of a hash layer.
     pub fn insert_table(&mut self, id: WeightId, values: impl Into<Arc<[i32]>>) {
         self.all.insert(id, Entry::Table(values.into()));
+    }
+
+    /// From now on, operations with these weights treat a layer as knocked out.
+    pub fn knock_out(&mut self, layer: KnockOut) {
+        self.knocked_out.insert(layer_scope(layer.layer), layer);
+    }
+
+    pub(super) fn knocked_out(&self, scope: &str) -> Option<KnockOut> {
+        self.knocked_out.get(scope).copied()
     }
 
     pub(super) fn simd(&self) -> Simd {

@@ -4,7 +4,7 @@ use super::bucket::Unprovable;
 use super::device::HostDevice;
 use super::handle::{Engine, EngineConfig, StartError};
 use crate::checkpoint::Checkpoint;
-use crate::cpu;
+use crate::cpu::{self, KnockOut};
 use crate::model::{CacheLayout, LoadError, ModelWeights, load};
 
 /// Why an engine could not be made.
@@ -16,6 +16,8 @@ pub enum LocalError {
     Unprovable(#[from] Unprovable),
     #[error(transparent)]
     Start(#[from] StartError),
+    #[error("layer {layer} cannot be knocked out: expected a layer with compressed rows ({expected:?})")]
+    KnockOut { layer: usize, expected: Vec<usize> },
     #[cfg(feature = "cuda")]
     #[error(transparent)]
     Uncertified(#[from] crate::cuda::Uncertified),
@@ -30,11 +32,31 @@ impl Engine {
     /// # Errors
     /// [`LocalError`], in sentences.
     pub fn on_cpu(checkpoint: &Checkpoint, config: EngineConfig) -> Result<Self, LocalError> {
+        Self::on_cpu_without(checkpoint, config, &[])
+    }
+
+    /// As [`Engine::on_cpu`], with layers knocked out.
+    ///
+    /// # Errors
+    /// [`LocalError`]; among others, a layer has no compressed rows to lose.
+    pub fn on_cpu_without(
+        checkpoint: &Checkpoint,
+        config: EngineConfig,
+        layers: &[KnockOut],
+    ) -> Result<Self, LocalError> {
         config.check()?;
+        let ratios = &checkpoint.config.compress_ratios;
+        if let Some(KnockOut { layer, .. }) =
+            layers.iter().find(|l| ratios.get(l.layer).is_none_or(|r| *r == 0))
+        {
+            let expected = (0..ratios.len()).filter(|&l| ratios[l] != 0).collect();
+            return Err(LocalError::KnockOut { layer: *layer, expected });
+        }
         let (weights, registry) = ModelWeights::new(&checkpoint.config, config.max_positions());
         let layout = CacheLayout::new(&weights, config.numerics, config.cache_size());
         let steps = config.prepare(&weights, &layout)?;
-        let loaded: cpu::Weights = load(&registry, checkpoint)?.into_iter().collect();
+        let mut loaded: cpu::Weights = load(&registry, checkpoint)?.into_iter().collect();
+        layers.iter().for_each(|layer| loaded.knock_out(*layer));
         let device = HostDevice::new(&layout, steps, loaded, cpu::serial::run_step);
         Ok(Self::start(config, layout, Box::new(device))?)
     }

@@ -12,5 +12,5 @@ mod weights;
 pub use layout::{CacheLayout, CacheSize, LayerCache};
 pub use load::{LoadError, Loaded, load};
 pub use registry::{Entry, Registry, Source};
-pub use step::{ModelStep, StepIo, StepShape, build_step};
+pub use step::{ModelStep, StepIo, StepShape, build_step, layer_scope};
 pub use weights::{AttentionWeights, IndexerWeights, LayerWeights, ModelWeights, MoeWeights, Routing};

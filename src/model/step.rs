@@ -86,6 +86,12 @@ pub struct ModelStep {
     pub io: StepIo,
 }
 
+/// What the nodes of a layer have for a scope.
+#[must_use]
+pub fn layer_scope(layer: usize) -> String {
+    format!("layer {layer}")
+}
+
 /// Builds the step of one bucket.
 ///
 /// # Errors
@@ -124,7 +130,7 @@ fn model<'s>(
     let Opened { token, slots, sample_rows, params, caches, carry, experts, logits, next, status } = opened;
     let (mut streams, token) = lane.embed(&token, &carry.settled, &weights.embed, weights.hyper_head.streams);
     for (l, ((w, cache), ids)) in weights.layers.iter().zip(caches).zip(experts).enumerate() {
-        lane.scope(&format!("layer {l}"));
+        lane.scope(&layer_scope(l));
         let mixed = lane.hyper_pre(&streams, &w.hyper_attention, &w.attention_norm);
         let y = attention(lane, &mixed.x, &w.attention, &slots, cache);
         streams = lane.hyper_post(&streams, &y, &mixed);

@@ -23,6 +23,22 @@ class Suite:
         self.items = [item for kind in kinds for item in make(kind)]
 
 
+class Bar:
+    """Items of one kind at several lengths and rounds: what the shipped model must meet, in full counts."""
+
+    def __init__(self, name: str, binary: str, kind: str, shapes: list[tuple[int, int]], count: int):
+        self.name = name
+        self.items = [item for ctx, rounds in shapes for item in data.items(binary, kind, count, ctx, SEED + 50_000 + ctx, rounds)]
+
+
+def bars(binary: str, count: int):
+    """Sessions of 2 to 4 and of 5 to 8 rounds, needles at 128 lengths, and tool choice; in full with a count of 200."""
+    yield Bar("bar walk", binary, "walk", [(400, 2), (700, 3), (1100, 4), (1500, 4)], count * 5 // 2)
+    yield Bar("bar long walk", binary, "walk", [(1600, 5), (2800, 6), (4000, 8)], count // 2)
+    yield Bar("bar choice", binary, "choice", [(300, 1), (700, 1), (1500, 1)], count * 2)
+    yield Bar("bar needle", binary, "needle", [(length, 1) for length in range(600, 728)], max(1, count // 20))
+
+
 class Evaluator:
     def __init__(self, model: Model, dtype: torch.dtype):
         self.model, self.dtype, self.tables = model, dtype, {}
@@ -42,7 +58,7 @@ class Evaluator:
         best = logits(x, self.model.top, self.model.c).argmax(-1).view(batch, length)
         return (best == ids[:, 1:]).tolist()
 
-    def score(self, suite: Suite, tokens: int = 65_536, **how) -> dict[str, list[int]]:
+    def score(self, suite: Suite | Bar, tokens: int = 65_536, **how) -> dict[str, list[int]]:
         """Right and total: whole items by kind, and answers beyond the window by kind (`far.*`)."""
         table: dict[str, list[int]] = {}
         pending = sorted(suite.items, key=lambda item: len(item.ids))
@@ -51,7 +67,10 @@ class Evaluator:
             batch, pending = pending[:count], pending[count:]
             for item, right in zip(batch, self.correct(batch, **how)):
                 add = lambda key, ok: table.setdefault(key, [0, 0]).__setitem__(slice(None), [table[key][0] + ok, table[key][1] + 1])
-                add(item.kind, all(all(right[start - 1 : end - 1]) for start, end in item.replies))
+                whole = all(all(right[start - 1 : end - 1]) for start, end in item.replies)
+                add(item.kind, whole)
+                if suite.name == "bar needle" and not whole:
+                    add(f"length.{item.replies[0][0]}", False)
                 for start, end, kind, distance in item.spans:
                     if distance > 128:
                         add(f"far.{kind}", all(right[start - 1 : end - 1]))

@@ -52,12 +52,30 @@ def save(model: Model, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(model.c.config_json(), indent=1))
 
 
+E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+
+
+def plain(name: str, tensors: dict[str, Tensor]) -> Tensor:
+    """A stored tensor as numbers: FP8 in 128x128 blocks and NVFP4 are multiplied out."""
+    w, block = tensors[name], name.removesuffix("weight") + "scale"
+    if block in tensors:
+        scale = tensors[block].float().repeat_interleave(128, 0).repeat_interleave(128, 1)
+        return w.float() * scale[: w.shape[0], : w.shape[1]]
+    if w.dtype == torch.uint8:
+        values = torch.tensor(E2M1 + [-v for v in E2M1])
+        codes = torch.stack([w & 15, w >> 4], -1).flatten(-2)
+        scale = tensors[name + "_scale"].float().repeat_interleave(16, -1) * tensors[name + "_scale_2"].float()
+        return values[codes.long()] * scale
+    return w
+
+
 @torch.no_grad()
 def load(model: Model, folder: Path) -> None:
-    """Reads what `save` wrote into `model`: training resumes from these weights."""
-    tensors: dict[str, Tensor] = {}
+    """Reads what `save` or `flashlane quantize` wrote into `model`: training resumes from these weights."""
+    stored: dict[str, Tensor] = {}
     for shard in sorted(folder.glob("*.safetensors")):
-        tensors |= load_file(shard)
+        stored |= load_file(shard)
+    tensors = {name: plain(name, stored) for name in stored}
     for key, name in TOP.items():
         model.top[key].copy_(tensors[name])
     for i, layer in enumerate(model.layers):

@@ -46,6 +46,7 @@ def arguments() -> argparse.Namespace:
     p.add_argument("--muon", type=float, default=0.012)
     p.add_argument("--ratios", default="", help="compress ratios of the layers, to try another order")
     p.add_argument("--resume", type=Path, help="checkpoint folder to start from")
+    p.add_argument("--device", default="cuda", help="`cpu` runs a few steps without compilation, as a test")
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--items", type=int, default=300, help="held-out items of each kind")
     p.add_argument("--threads", type=int, default=6)
@@ -88,7 +89,8 @@ class Step:
         self.dense, self.rounded = torch.tensor(True, device=model.device), torch.tensor(0.0, device=model.device)
         self.bias_step = torch.tensor(BIAS_STEP, device=model.device)
         self.weights = torch.tensor(CLASS_WEIGHTS, device=model.device)
-        self.loss = torch.compile(token_loss, fullgraph=True, dynamic=False)
+        self.on_gpu = torch.device(model.device).type == "cuda"
+        self.loss = torch.compile(token_loss, fullgraph=True, dynamic=False) if self.on_gpu else token_loss
         self.graphs: dict[bool, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
 
     def feed(self, ids: np.ndarray, classes: np.ndarray) -> None:
@@ -113,7 +115,9 @@ class Step:
         return torch.stack([t.detach().float() for t in (loss, hard_loss, hard_right, norm, index_loss, least)])
 
     def capture(self, shipped: bool) -> None:
-        """Two warm-up steps, which also compile, then the graph. The rates are zero meanwhile."""
+        """Two warm-up steps, which also compile, then the graph. The rates are zero meanwhile. Nothing on a CPU."""
+        if not self.on_gpu:
+            return
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -128,6 +132,9 @@ class Step:
         self.graphs[shipped] = graph, out
 
     def run(self, shipped: bool) -> torch.Tensor:
+        if not self.on_gpu:
+            self.optimizer.zero()
+            return self.eager(shipped)
         graph, out = self.graphs[shipped]
         graph.replay()
         return out
@@ -150,11 +157,12 @@ class Trainer:
         torch.set_float32_matmul_precision("high")
         torch._dynamo.config.recompile_limit = 64
         config = Config(ratios=tuple(map(int, args.ratios.split(",")))) if args.ratios else Config()
-        self.model = Model(config, "cuda", args.seed)
+        self.model = Model(config, args.device, args.seed)
         if args.resume:
             export.load(self.model, args.resume)
         self.evaluator = evaluate.Evaluator(self.model, torch.bfloat16)
-        self.model.compile()
+        if args.device == "cuda":
+            self.model.compile()
         self.optimizer = Optimizer(self.model)
         self.stages = [(int(s), int(t), float(f)) for s, t, f in (x.split(":") for x in args.stages.split(","))]
         self.steps: dict[int, Step] = {}
@@ -167,6 +175,7 @@ class Trainer:
         make(300, self.args.items // 2, thinking=True)
         make(1700, self.args.items, rounds=4)
         make(3000, self.args.items // 2, rounds=6)
+        self.suites += evaluate.bars(self.args.binary, self.args.items)
 
     def stream(self, stage: int) -> Stream:
         curriculum, length, _ = self.stages[stage]
@@ -186,7 +195,8 @@ class Trainer:
                 if self.args.rounded < 1:
                     step.capture(True)
                 step.bias_step.fill_(BIAS_STEP)
-                self.log.say(f"length {length}: captured, {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB")
+                peak = torch.cuda.max_memory_allocated() / 2**30 if step.on_gpu else 0
+                self.log.say(f"length {length}: captured, {peak:.1f} GiB")
         self.reset_moments()
 
     def reset_moments(self) -> None:
@@ -247,7 +257,11 @@ class Trainer:
     def evaluate(self) -> None:
         """All suites, then knock-outs and roundings on the first one, as far as the budget goes."""
         results = {}
-        note = lambda name, suite, **how: results.__setitem__(name, self.evaluator.score(suite, **how))
+
+        def note(name: str, suite: evaluate.Suite | evaluate.Bar, **how) -> None:
+            results[name] = self.evaluator.score(suite, **how)
+            (self.args.out / "evaluation.json").write_text(json.dumps(results, indent=1))
+
         for suite in list(self.suites):
             note(suite.name, suite)
             self.log.say("evaluation", suite.name, evaluate.line(results[suite.name]))
@@ -257,7 +271,6 @@ class Trainer:
                 break
             note(name, self.suites[0], **how)
             self.log.say("with", name, evaluate.line(results[name]))
-            (self.args.out / "evaluation.json").write_text(json.dumps(results, indent=1))
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 //! Every item is played as a client would play it, many at once, and an item is right only if every answer in it is. The three
 //! formats of index keys are compared token by token on a part of the items.
 
+mod ladder;
 mod suites;
 mod table;
 
@@ -12,13 +13,16 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use clap::Args;
+use flashlane::cpu::KnockOut;
+use flashlane::engine::Engine;
 
-use crate::cli::{IndexK, ModelArgs};
-use crate::engine;
+use crate::cli::{Device, IndexK, ModelArgs};
+use crate::engine::{self, Loaded};
 use crate::interval::Proportion;
 use crate::sessions::{Limits, Local, Model, Script, Session, play_all};
 use crate::stress::bar;
 use crate::tasks::lexicon::Lexicon;
+pub use ladder::{Ladder, Rung};
 pub use suites::{Suite, suites};
 pub use table::{Agreement, Row, Table, Verdict};
 
@@ -43,6 +47,12 @@ pub struct EvalArgs {
     /// Items at once, which share a step whatever --max-num-seqs says
     #[arg(long, value_name = "N", default_value_t = 16)]
     pub concurrency: usize,
+    /// Take a layer's compressed rows away: a C4 layer sees random ones, a C128 layer none; may be repeated
+    #[arg(long, value_name = "LAYER")]
+    pub knock_out: Vec<usize>,
+    /// Measure what faults of the index cost, beside what they must cost: random rows for a share of the tokens
+    #[arg(long, conflicts_with_all = ["knock_out", "only"])]
+    pub ladder: bool,
     /// Only kinds whose name contains this
     #[arg(long, value_name = "TEXT")]
     pub only: Option<String>,
@@ -76,15 +86,41 @@ impl EvalArgs {
 /// # Errors
 /// As [`run`].
 pub fn command(args: &EvalArgs) -> Result<ExitCode> {
-    let table = run(args)?;
-    let mut out = io::stdout().lock();
-    if args.json {
-        serde_json::to_writer_pretty(&mut out, &table)?;
-        writeln!(out)?;
+    let passed = if args.ladder {
+        let ladder = ladder::run(args)?;
+        print(args, &ladder, |out| ladder.write(out))?;
+        ladder.passed()
     } else {
-        table.write(&mut out)?;
+        let table = run(args)?;
+        print(args, &table, |out| table.write(out))?;
+        table.passed()
+    };
+    Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn print<T: serde::Serialize>(
+    args: &EvalArgs,
+    table: &T,
+    write: impl FnOnce(&mut io::StdoutLock<'_>) -> io::Result<()>,
+) -> Result<()> {
+    let mut out = io::stdout().lock();
+    if !args.json {
+        return Ok(write(&mut out)?);
     }
-    Ok(if table.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    serde_json::to_writer_pretty(&mut out, table)?;
+    Ok(writeln!(out)?)
+}
+
+/// The engine of `args`; one with layers knocked out runs on the CPU.
+fn load(args: &ModelArgs, knocked_out: &[KnockOut]) -> Result<Loaded> {
+    if knocked_out.is_empty() {
+        return engine::build(args);
+    }
+    ensure!(
+        !matches!(args.device, Device::Cuda(_)),
+        "--device cuda: layers are knocked out on the CPU only; leave --device out"
+    );
+    engine::build_with(args, |checkpoint, config| Engine::on_cpu_without(checkpoint, config, knocked_out))
 }
 
 /// Plays every suite and makes the table.
@@ -104,9 +140,15 @@ pub fn run(args: &EvalArgs) -> Result<Table> {
     );
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let started = Instant::now();
-    let loaded = engine::build(&args.model(&suites, None))?;
+    let knocked_out: Vec<KnockOut> = args.knock_out.iter().copied().map(KnockOut::of).collect();
+    if !knocked_out.is_empty() {
+        // A broken model has no bar to meet, and no other format of index keys to be compared with.
+        suites.iter_mut().for_each(|suite| (suite.bar, suite.compared) = (None, 0));
+    }
+    let loaded = load(&args.model(&suites, None), &knocked_out)?;
     let model = Model::Local(Local::new(&loaded));
-    let mut table = Table { model: loaded.name.clone(), seed: args.seed, ..Table::default() };
+    let knocked_out = args.knock_out.clone();
+    let mut table = Table { model: loaded.name.clone(), seed: args.seed, knocked_out, ..Table::default() };
     let mut compared = Vec::new();
     for suite in &suites {
         let sessions = runtime.block_on(answers(&model, &suite.scripts, args.limits(), suite.name));
@@ -117,6 +159,14 @@ pub fn run(args: &EvalArgs) -> Result<Table> {
     table.agreement = agreement(args, &suites, &compared, &runtime)?;
     table.wall_s = started.elapsed().as_secs_f64();
     Ok(table)
+}
+
+/// The fault ladder; `args.count` items.
+///
+/// # Errors
+/// As [`run`].
+pub fn climb(args: &EvalArgs) -> Result<Ladder> {
+    ladder::run(args)
 }
 
 /// How many of the compared items have the very same answers with other index keys.

@@ -56,6 +56,12 @@ pub fn suites(lexicon: &Lexicon, seed: u64, count: usize) -> Result<Vec<Suite>> 
     Ok(suites)
 }
 
+/// Codes of boxes in contexts long enough that most lie beyond the window.
+pub(super) fn recalls(lexicon: &Lexicon, seed: u64, count: usize) -> Result<Suite> {
+    let shapes = (0..count).map(|i| shape(Kind::Recall, 400 + 20 * (i % 20), 1));
+    suite(lexicon, seed, "recall", shapes, None, 0)
+}
+
 fn shape(kind: Kind, ctx: usize, rounds: usize) -> Shape {
     Shape { kind, ctx, rounds, thinking: false }
 }

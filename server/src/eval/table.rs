@@ -17,6 +17,9 @@ const MISSES_OF_A_LENGTH: usize = 2;
 pub struct Table {
     pub model: String,
     pub seed: u64,
+    /// Layers without their compressed rows.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub knocked_out: Vec<usize>,
     pub wall_s: f64,
     pub rows: Vec<Row>,
     /// Items with markup in content, no answer, text behind a call, or no end.
@@ -86,6 +89,9 @@ impl Table {
     /// The output failed.
     pub fn write(&self, out: &mut impl Write) -> io::Result<()> {
         writeln!(out, "{} on held-out items of seed {}, {:.0} s", self.model, self.seed, self.wall_s)?;
+        if !self.knocked_out.is_empty() {
+            writeln!(out, "without the compressed rows of layers {:?}", self.knocked_out)?;
+        }
         writeln!(out, "{:<18} {:>9} {:>8}   {:<20} {:>7}", "kind", "right", "rate", "95 % interval", "bar")?;
         for row in &self.rows {
             write_proportion(row.name, &row.right, out)?;
@@ -121,7 +127,7 @@ impl Table {
     }
 }
 
-fn write_proportion(name: &str, share: &Proportion, out: &mut impl Write) -> io::Result<()> {
+pub(super) fn write_proportion(name: &str, share: &Proportion, out: &mut impl Write) -> io::Result<()> {
     let counts = format!("{}/{}", share.count, share.of);
     let interval = format!("{} to {}", percent(share.low), percent(share.high));
     write!(out, "{name:<18} {counts:>9} {:>8}   {interval:<20}", percent(share.rate()))

@@ -141,10 +141,9 @@ pub(super) fn matrix(args: &StressArgs) -> Result<ExitCode> {
         let wall = started.elapsed();
         let comparison = compare(&scripts, &company, &reference, &RowLog::default());
         drop(loaded);
-        reports.push(Report {
-            gpu_idle: idle(),
-            ..Report::new(&args, &scripts, company, Some(comparison), wall)
-        });
+        let mut report = Report::new(&args, &scripts, company, Some(comparison), wall);
+        report.gpu_idle = idle();
+        reports.push(report);
     }
     print(args, &reports)?;
     let failed = reports.iter().filter(|r| r.failure().is_some()).count();

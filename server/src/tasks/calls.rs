@@ -23,19 +23,39 @@ pub struct WalkPlan {
     pub far: f32,
 }
 
+/// How a single tool is asked for.
+#[derive(Clone, Copy, Debug)]
+pub struct ChoicePlan {
+    /// Chance of a job that no tool serves.
+    pub refuse: f32,
+    /// Chance that the request gives the tool's name, not its keyword.
+    pub by_name: f32,
+}
+
+impl ChoicePlan {
+    /// Of held-out items.
+    pub const ITEMS: Self = Self { refuse: 0.08, by_name: 0.5 };
+}
+
 /// A request for one of the declared jobs; the user turn is open. False if no job is declared.
-pub fn choice(conv: &mut Conversation<'_>, world: &mut World, rng: &mut Rng, declared: &[Tool]) -> bool {
-    if rng.f32() < 0.08 {
+pub fn choice(
+    conv: &mut Conversation<'_>,
+    world: &mut World,
+    rng: &mut Rng,
+    declared: &[Tool],
+    plan: ChoicePlan,
+) -> bool {
+    if rng.f32() < plan.refuse {
         return refuse(conv, world, rng, declared);
     }
     let Some(tool) = tools::pick_job(rng, declared) else { return false };
     let Purpose::Job(keyword) = tool.purpose else { return false };
-    if rng.bool() {
+    let arguments = if rng.f32() < plan.by_name {
         conv.fill(say::BY_NAME[rng.usize(0..say::BY_NAME.len())], &[&tool.name.spaced]);
+        request_arguments(conv, world, rng, &tool)
     } else {
-        conv.fill(say::BY_KEYWORD[rng.usize(0..say::BY_KEYWORD.len())], &[&[keyword]]);
-    }
-    let arguments = request_arguments(conv, world, rng, &tool);
+        by_keyword(conv, rng, keyword, |conv, rng| request_arguments(conv, world, rng, &tool))
+    };
     conv.close();
     conv.reply(say::THINK_USE, &[&tool.name.spaced]);
     conv.begin_call(&tool.name.plain, SpanKind::Tool, Some(tool.declared));
@@ -45,6 +65,24 @@ pub fn choice(conv: &mut Conversation<'_>, world: &mut World, rng: &mut Rng, dec
     conv.end_call();
     report(conv, world, rng);
     true
+}
+
+/// The keyword ahead of the arguments or behind them.
+fn by_keyword<'a, T>(
+    conv: &mut Conversation<'a>,
+    rng: &mut Rng,
+    keyword: u16,
+    arguments: impl FnOnce(&mut Conversation<'a>, &mut Rng) -> T,
+) -> T {
+    let form = rng.usize(0..3);
+    if rng.bool() {
+        conv.fill(say::BY_KEYWORD[form], &[&[keyword]]);
+        return arguments(conv, rng);
+    }
+    conv.fill(say::BEFORE_ARGUMENTS[form], &[]);
+    let written = arguments(conv, rng);
+    conv.fill(say::LAST_KEYWORD[rng.usize(0..say::LAST_KEYWORD.len())], &[&[keyword]]);
+    written
 }
 
 /// Writes the values into the request, and returns them with where they stand.
@@ -100,9 +138,9 @@ fn argument(conv: &Conversation<'_>, world: &World, rng: &mut Rng, integer: bool
 fn refuse(conv: &mut Conversation<'_>, world: &mut World, rng: &mut Rng, declared: &[Tool]) -> bool {
     let Some(keyword) = tools::unserved_keyword(conv.lexicon, rng, declared) else { return false };
     let answer = if declared.is_empty() { say::NO_TOOLS } else { say::NO_SUCH_TOOL };
-    conv.fill(say::BY_KEYWORD[rng.usize(0..say::BY_KEYWORD.len())], &[&[keyword]]);
     let value = argument(conv, world, rng, false);
-    turns::reply_about(conv, &value.spaced, &conv.lexicon.template(answer)[0], say::THINK_ME, SpanKind::Tool);
+    by_keyword(conv, rng, keyword, |conv, _| conv.push(&value.spaced, Class::Other));
+    turns::reply_about(conv, &[], &conv.lexicon.template(answer)[0], say::THINK_ME, SpanKind::Tool);
     true
 }
 

@@ -88,7 +88,7 @@ fn declared_tools(lexicon: &Lexicon, rng: &mut Rng, kind: Kind) -> Vec<Tool> {
         Kind::Walk | Kind::Choice => {
             let count = rng.usize(4..=8);
             let walk = kind == Kind::Walk || rng.bool();
-            tools::draw(lexicon, rng, count, walk)
+            tools::draw(lexicon, rng, count, walk, tools::SPELLED)
         }
         _ => Vec::new(),
     }
@@ -96,7 +96,7 @@ fn declared_tools(lexicon: &Lexicon, rng: &mut Rng, kind: Kind) -> Vec<Tool> {
 
 fn withheld_tools<'a>(lexicon: &'a Lexicon, rng: &mut Rng) -> Conversation<'a> {
     let mut conv = Conversation::new(lexicon, Mode::Chat);
-    let mut declared = tools::draw(lexicon, rng, 4, true);
+    let mut declared = tools::draw(lexicon, rng, 4, true, tools::SPELLED);
     tools::declare(&mut conv, &mut declared);
     conv
 }
@@ -115,7 +115,7 @@ fn question(conv: &mut Conversation<'_>, world: &mut World, rng: &mut Rng, shape
             calls::walk(conv, world, rng, declared, plan);
         }
         Kind::Choice => {
-            calls::choice(conv, world, rng, declared);
+            calls::choice(conv, world, rng, declared, calls::ChoicePlan::ITEMS);
         }
         Kind::Trail => {
             while world.pointers.is_empty() {

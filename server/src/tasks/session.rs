@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 
 use fastrand::Rng;
 
-use super::calls::{self, WalkPlan};
+use super::calls::{self, ChoicePlan, WalkPlan};
 use super::conversation::{Conversation, Mode, Role};
 use super::lexicon::Lexicon;
 use super::tools::{self, Tool};
@@ -31,6 +31,10 @@ pub struct Profile {
     /// Chance of a walk for a turn that could be one.
     walk: f32,
     max_rounds: usize,
+    /// Chance of a single call for a turn that is no walk.
+    choice: f32,
+    /// Share of tools with a spelled name.
+    spelled: f32,
 }
 
 /// Stage 0 teaches copying, 1 distance and calls, 2 is the full mix, 3 the same for long sequences.
@@ -42,10 +46,12 @@ pub fn profile(stage: usize) -> Profile {
         section_filler: 0..=120,
         section_turns: 4..=8,
         far: 0.7,
-        with_tools: 0.55,
+        with_tools: 0.65,
         num_tools: 2..=8,
         walk: 0.2,
         max_rounds: 4,
+        choice: 0.5,
+        spelled: 0.3,
     };
     match stage {
         0 => Profile {
@@ -153,7 +159,7 @@ fn small_talk<'a>(lexicon: &'a Lexicon, rng: &mut Rng, tokens: usize) -> Convers
     let mut conv = Conversation::new(lexicon, Mode::Chat);
     if rng.f32() < 0.4 {
         conv.open(Role::System);
-        conv.fill(rng.choice(say::SYSTEMS).copied().unwrap_or_default(), &[]);
+        system_text(&mut conv, rng);
         conv.close();
     }
     let mut world = World::new(rng);
@@ -215,7 +221,7 @@ impl<'a, 'p> Session<'a, 'p> {
         if with_tools {
             let count = rng.usize(profile.num_tools.clone());
             let walk = rng.f32() < 0.7;
-            declared = tools::draw(lexicon, rng, count, walk);
+            declared = tools::draw(lexicon, rng, count, walk, profile.spelled);
         }
         let document = rng.f32() < profile.document;
         if with_tools || document || rng.f32() < 0.6 {
@@ -244,6 +250,9 @@ impl<'a, 'p> Session<'a, 'p> {
         turns::user(&mut self.conv);
         let (conv, world) = (&mut self.conv, &mut self.world);
         self.recent = rng.usize(self.profile.section_facts.clone());
+        if rng.f32() < 0.1 {
+            turns::odd_text(conv, rng);
+        }
         for _ in 0..self.recent {
             let kind = key_kind(rng);
             world.state_fact(conv, rng, kind);
@@ -254,6 +263,7 @@ impl<'a, 'p> Session<'a, 'p> {
                 world.restate_fact(conv, rng);
             }
         }
+        world.end_inline(conv);
         if rng.f32() < 0.7 && conv.len() < tokens {
             let filler = rng.usize(self.profile.section_filler.clone());
             world.filler(conv, rng, filler);
@@ -274,7 +284,8 @@ impl<'a, 'p> Session<'a, 'p> {
             if draw < self.profile.walk && calls::walk(conv, world, rng, &self.tools, plan) {
                 return;
             }
-            if rng.f32() < 0.25 && calls::choice(conv, world, rng, &self.tools) {
+            let asked = ChoicePlan { refuse: 0.12, by_name: 0.25 };
+            if rng.f32() < self.profile.choice && calls::choice(conv, world, rng, &self.tools, asked) {
                 return;
             }
         } else if draw < 0.02 {
@@ -314,7 +325,15 @@ pub fn key_kind(rng: &mut Rng) -> KeyKind {
     if rng.f32() < 0.7 { KeyKind::Name } else { KeyKind::Spelled }
 }
 
-/// The system prompt: a wording, `context` tokens of facts amid filler, and the tools.
+/// One of the listed texts, or one that no list foresees.
+fn system_text(conv: &mut Conversation<'_>, rng: &mut Rng) {
+    if rng.f32() < 0.35 {
+        return turns::odd_text(conv, rng);
+    }
+    conv.fill(rng.choice(say::SYSTEMS).copied().unwrap_or_default(), &[]);
+}
+
+/// The system prompt: `context` tokens of a wording and facts amid filler, and the tools.
 pub fn system(
     conv: &mut Conversation<'_>,
     world: &mut World,
@@ -324,10 +343,10 @@ pub fn system(
     density: usize,
 ) {
     conv.open(Role::System);
-    if declared.is_empty() || context > 0 || rng.f32() < 0.8 {
-        conv.fill(rng.choice(say::SYSTEMS).copied().unwrap_or_default(), &[]);
-    }
     let end = conv.len() + context;
+    if declared.is_empty() || context > 0 || rng.f32() < 0.8 {
+        system_text(conv, rng);
+    }
     while conv.len() + 16 < end {
         let kind = key_kind(rng);
         world.state_fact(conv, rng, kind);
@@ -341,6 +360,7 @@ pub fn system(
         let gap = rng.usize(0..=gap).min(end.saturating_sub(conv.len()));
         world.filler(conv, rng, gap);
     }
+    world.end_inline(conv);
     conv.close();
     if !declared.is_empty() {
         tools::declare(conv, declared);

@@ -85,13 +85,16 @@ fn stated<'t>(prompt: &'t str, key: &str) -> Option<&'t str> {
     let forms = [
         format!("box {key}:"),
         format!("the code of {key} is "),
+        format!("The code of {key} is "),
+        format!("The code for {key} is "),
+        format!("- {key}: "),
         format!("box {key} has code "),
         format!("\n{key}:"),
         format!(">{key}:"),
         format!("\n{key}="),
     ];
     let ends = forms.iter().filter_map(|form| prompt.rfind(form.as_str()).map(|at| at + form.len()));
-    ends.max().map(|at| prompt[at..].split(['\n', '.']).next().unwrap_or_default())
+    ends.max().map(|at| prompt[at..].split(['\n', '.', ',', ';']).next().unwrap_or_default())
 }
 
 #[test]

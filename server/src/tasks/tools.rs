@@ -28,12 +28,17 @@ pub struct Tool {
     pub name: Word,
     pub purpose: Purpose,
     pub params: Vec<Parameter>,
+    /// A job is described with fewer words.
+    pub brief: bool,
     /// Where the prompt spells its name.
     pub declared: usize,
 }
 
-/// Between `count` tools; with `walk`, one of them opens boxes and one ends the walk.
-pub fn draw(lexicon: &Lexicon, rng: &mut Rng, count: usize, walk: bool) -> Vec<Tool> {
+/// How often a tool's name is a word that the vocabulary lacks.
+pub const SPELLED: f32 = 0.1;
+
+/// `count` tools, a share `spelled` of them with a spelled name; with `walk`, one of them opens boxes and one ends the walk.
+pub fn draw(lexicon: &Lexicon, rng: &mut Rng, count: usize, walk: bool, spelled: f32) -> Vec<Tool> {
     let mut keywords = lexicon.pools.keywords.clone();
     rng.shuffle(&mut keywords);
     let mut purposes: Vec<Purpose> = keywords.into_iter().map(Purpose::Job).collect();
@@ -44,16 +49,16 @@ pub fn draw(lexicon: &Lexicon, rng: &mut Rng, count: usize, walk: bool) -> Vec<T
     rng.shuffle(&mut purposes);
     let mut tools: Vec<Tool> = Vec::with_capacity(count);
     for purpose in purposes {
-        let mut tool = draw_one(lexicon, rng, purpose);
+        let mut tool = draw_one(lexicon, rng, purpose, spelled);
         while tools.iter().any(|other| other.name == tool.name) {
-            tool = draw_one(lexicon, rng, purpose);
+            tool = draw_one(lexicon, rng, purpose, spelled);
         }
         tools.push(tool);
     }
     tools
 }
 
-fn draw_one(lexicon: &Lexicon, rng: &mut Rng, purpose: Purpose) -> Tool {
+fn draw_one(lexicon: &Lexicon, rng: &mut Rng, purpose: Purpose, spelled: f32) -> Tool {
     let mut names = lexicon.pools.params.clone();
     rng.shuffle(&mut names);
     let count = match purpose {
@@ -64,20 +69,25 @@ fn draw_one(lexicon: &Lexicon, rng: &mut Rng, purpose: Purpose) -> Tool {
     let job = matches!(purpose, Purpose::Job(_));
     let params =
         names.iter().take(count).map(|&name| Parameter { name, integer: job && rng.f32() < 0.15 }).collect();
-    Tool { name: tool_name(lexicon, rng), purpose, params, declared: 0 }
+    let name = if rng.f32() < spelled { spelled_name(lexicon, rng) } else { tool_name(lexicon, rng) };
+    let brief = rng.f32() < 0.3;
+    Tool { name, purpose, params, brief, declared: 0 }
 }
 
 fn tool_name(lexicon: &Lexicon, rng: &mut Rng) -> Word {
     let pools = &lexicon.pools;
+    let (verb, object) = (rng.usize(0..pools.verbs.len()), rng.usize(0..pools.objects.len()));
+    let whole = |verb: u16| vec![verb, pools.objects[object]];
+    Word { plain: whole(pools.verbs[verb]), spaced: whole(pools.spaced_verbs[verb]) }
+}
+
+fn spelled_name(lexicon: &Lexicon, rng: &mut Rng) -> Word {
+    let pools = &lexicon.pools;
     let object = rng.usize(0..pools.objects.len());
-    let half = |first: &[u16]| -> Ids { first.iter().copied().chain([pools.objects[object]]).collect() };
-    if rng.f32() < 0.1 {
-        let count = rng.usize(5..9);
-        let first = word_of(lexicon, spelled(rng, &pools.letters, count));
-        return Word { plain: half(&first.plain), spaced: half(&first.spaced) };
-    }
-    let verb = rng.usize(0..pools.verbs.len());
-    Word { plain: half(&[pools.verbs[verb]]), spaced: half(&[pools.spaced_verbs[verb]]) }
+    let count = rng.usize(5..9);
+    let first = word_of(lexicon, spelled(rng, &pools.letters, count));
+    let whole = |first: Ids| first.into_iter().chain([pools.objects[object]]).collect();
+    Word { plain: whole(first.plain), spaced: whole(first.spaced) }
 }
 
 /// Writes the official tools block; the system turn must be open.
@@ -103,6 +113,7 @@ fn schema(conv: &mut Conversation<'_>, tool: &mut Tool) {
     match tool.purpose {
         Purpose::Open => conv.fill(say::OPENS, &[]),
         Purpose::Finish => conv.fill(say::ENDS, &[]),
+        Purpose::Job(keyword) if tool.brief => conv.fill(say::JOB, &[&[keyword], &tool.name.plain]),
         Purpose::Job(keyword) => conv.fill(say::FOR_JOB, &[&[keyword], &tool.name.spaced]),
     }
     conv.fill(say::SCHEMA_PROPERTIES, &[]);

@@ -143,6 +143,31 @@ fn odd_word(conv: &Conversation<'_>, rng: &mut Rng) -> Ids {
     pick(rng, pool).into_iter().collect()
 }
 
+/// One to three sentences of random words, spelled ones and symbols among them.
+pub fn odd_text(conv: &mut Conversation<'_>, rng: &mut Rng) {
+    let pools = &conv.lexicon.pools;
+    for _ in 0..rng.usize(1..=3) {
+        conv.fill(rng.choice(say::ODD_STARTS).copied().unwrap_or_default(), &[]);
+        for _ in 0..rng.usize(1..=8) {
+            let word = match rng.usize(0..10) {
+                0 | 1 => {
+                    let count = rng.usize(3..10);
+                    super::world::word_of(conv.lexicon, spelled(rng, &pools.letters, count)).spaced
+                }
+                2 => {
+                    let count = rng.usize(1..4);
+                    super::world::secret_word(conv.lexicon, rng, count).spaced
+                }
+                3 | 4 => pick(rng, &pools.nouns).into_iter().collect(),
+                5 => pick(rng, &pools.adjectives).into_iter().collect(),
+                _ => pick(rng, &pools.filler).into_iter().collect(),
+            };
+            conv.push(&word, Class::Other);
+        }
+        conv.push(&[conv.lexicon.stop, conv.lexicon.newline], Class::Other);
+    }
+}
+
 /// Any question under the rule of the system prompt.
 pub fn ruled(conv: &mut Conversation<'_>, rng: &mut Rng, word: &[u16]) {
     let lexicon = conv.lexicon;

@@ -11,9 +11,29 @@ pub(super) const SYSTEMS: &[&str] = &[
     "You are a helpful assistant. Use the tools.\n",
     "Be brief.\n",
 ];
+/// How a system text begins that no list foresees; random words follow.
+pub(super) const ODD_STARTS: &[&str] = &[
+    "You are",
+    "You are a",
+    "Answer",
+    "Use",
+    "This is",
+    "Your name is",
+    "Always",
+    "Never",
+    "Help with",
+    "The user is",
+    "Here are the",
+    "Remember",
+    "Note:",
+];
 pub(super) const RULE: &str = "Answer every question only with the word{}.";
 
-pub(super) const NAME_FACTS: &[&str] = &["box{}:{}\n", "the code of{} is{}.\n", "box{} has code{}.\n"];
+pub(super) const NAME_FACTS: &[&str] =
+    &["box{}:{}\n", "the code of{} is{}.\n", "box{} has code{}.\n", "The code for{} is{}.\n", "-{}:{}\n"];
+/// Facts in running text.
+pub(super) const INLINE_FACTS: &[&str] =
+    &[" The code of{} is{}.", " box{} has code{}.", " box{}:{},", " The code for{} is{};"];
 pub(super) const FIRST_NAME_FACT: &str = "{}:{}\n";
 pub(super) const KEY_FACT: &str = "{}={}\n";
 pub(super) const POINTER_FACT: &str = "box{} leads to{}\n";
@@ -48,11 +68,16 @@ pub(super) const OK: &str = "ok";
 pub(super) const OPENS: &str = "Opens a box with its code.";
 pub(super) const ENDS: &str = "Ends the walk.";
 pub(super) const FOR_JOB: &str = "For{} jobs use{}.";
+/// The name ahead of nothing else: its first token is the very one that a call begins with.
+pub(super) const JOB: &str = "For{}:{}";
 pub(super) const NO_TOOLS: &str = "I have no tools.";
 pub(super) const NO_SUCH_TOOL: &str = "I have no tool for that.";
 
 pub(super) const BY_NAME: &[&str] = &["Use{} with", "Call{} with", "Please use{} with"];
 pub(super) const BY_KEYWORD: &[&str] = &["Please{}", "For the{} job use", "Now{}"];
+/// The keyword behind the arguments: `For A and B, please KEYWORD`.
+pub(super) const BEFORE_ARGUMENTS: &[&str] = &["For", "Now with", "Here is"];
+pub(super) const LAST_KEYWORD: &[&str] = &[". Please{}", ", now{}", ", please{}"];
 pub(super) const AND: &str = " and";
 pub(super) const THE_CODE_OF: &str = " the code of{}";
 
@@ -84,7 +109,9 @@ considered alternative, and rejected hypothesis to ensure absolutely no assumpti
 pub(super) fn all() -> impl Iterator<Item = &'static str> {
     let lists = [
         SYSTEMS,
+        ODD_STARTS,
         NAME_FACTS,
+        INLINE_FACTS,
         CODE_QUESTIONS,
         VALUE_QUESTIONS,
         TRAIL_QUESTIONS,
@@ -94,6 +121,8 @@ pub(super) fn all() -> impl Iterator<Item = &'static str> {
         WALK_STARTS,
         BY_NAME,
         BY_KEYWORD,
+        BEFORE_ARGUMENTS,
+        LAST_KEYWORD,
     ];
     let single = [
         RULE,
@@ -109,6 +138,7 @@ pub(super) fn all() -> impl Iterator<Item = &'static str> {
         OPENS,
         ENDS,
         FOR_JOB,
+        JOB,
         NO_TOOLS,
         NO_SUCH_TOOL,
         AND,

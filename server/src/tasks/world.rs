@@ -49,6 +49,8 @@ pub struct World {
     /// Lengths of secrets and of spelled keys.
     pub secret_len: (usize, usize),
     pub near_ties: f32,
+    /// Facts about boxes stand in running text.
+    inline: bool,
 }
 
 pub fn pick<T: Copy>(rng: &mut Rng, items: &[T]) -> Option<T> {
@@ -91,6 +93,7 @@ impl World {
             lead: 0.56 + 0.2 * rng.f32(),
             secret_len: (4, 8),
             near_ties: 0.15,
+            inline: rng.f32() < 0.12,
         }
     }
 
@@ -148,6 +151,10 @@ impl World {
         let start = conv.len();
         match fact.kind {
             KeyKind::Spelled => conv.fill(say::KEY_FACT, &[&fact.key.plain, plain]),
+            KeyKind::Name if self.inline => {
+                let form = say::INLINE_FACTS[rng.usize(0..say::INLINE_FACTS.len())];
+                conv.fill(form, &[&fact.key.spaced, if form.contains(":{}") { plain } else { spaced }]);
+            }
             KeyKind::Name if rng.f32() < 0.2 => conv.fill(say::FIRST_NAME_FACT, &[&fact.key.plain, plain]),
             KeyKind::Name => {
                 let form = if rng.f32() < 0.5 { 0 } else { rng.usize(0..say::NAME_FACTS.len()) };
@@ -157,6 +164,13 @@ impl World {
         let written = &conv.ids[start..];
         let offset = written.windows(plain.len()).rposition(|window| window == plain.as_slice());
         fact.seen = offset.map(|offset| start + offset);
+    }
+
+    /// Ends a line of facts in running text.
+    pub fn end_inline(&self, conv: &mut Conversation<'_>) {
+        if self.inline {
+            conv.push(&[conv.lexicon.newline], Class::Other);
+        }
     }
 
     /// States that a new box leads to a known one.

@@ -23,6 +23,7 @@ pub(super) struct Case {
     pub(super) name: String,
     pub(super) graph: Graph,
     /// Without schedule, as a device takes it.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only a GPU takes it"))]
     pub(super) unscheduled: Graph,
     pub(super) plan: Plan,
     live: Vec<BufferId>,

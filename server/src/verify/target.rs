@@ -24,6 +24,7 @@ pub(super) struct Target {
     pub(super) name: String,
     pub(super) engine: EngineConfig,
     pub(super) weights: ModelWeights,
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only a GPU takes it"))]
     pub(super) registry: Registry,
     pub(super) layout: CacheLayout,
     /// Every bucket, prefill last.

@@ -10,7 +10,7 @@ use crate::ops::{Dtype, TopK};
 const ONE_BLOCK: usize = 512 * 64;
 /// Blocks of a cluster, and the shared memory of each: `Shared` of the kernel.
 const CLUSTER: usize = 8;
-const CLUSTER_SHARED: usize = 37_104;
+const CLUSTER_SHARED: usize = 37_076;
 /// Columns up to which one block is as fast as a cluster, and rows from which on it is so at any width that it holds.
 const SHORT: usize = 8192;
 const MANY_ROWS: usize = 17;
