@@ -30,15 +30,15 @@ macro_rules! entries {
 }
 
 entries! {
-    Attention, flashlane_emu_attention;
+    Attention5, flashlane_emu_attention_5;
+    Attention8, flashlane_emu_attention_8;
+    AttentionAlone, flashlane_emu_attention_alone;
     CompressC4, flashlane_emu_compress_c4;
     CompressC128, flashlane_emu_compress_c128;
     Delay, flashlane_emu_delay;
     Embed, flashlane_emu_embed;
-    ExpertsUp8, flashlane_emu_experts_up_8;
-    ExpertsUp32, flashlane_emu_experts_up_32;
-    ExpertsDown8, flashlane_emu_experts_down_8;
-    ExpertsDown32, flashlane_emu_experts_down_32;
+    ExpertsUp, flashlane_emu_experts_up;
+    ExpertsDown, flashlane_emu_experts_down;
     Fill, flashlane_emu_fill;
     HyperPre, flashlane_emu_hyper_pre;
     HyperPost, flashlane_emu_hyper_post;
@@ -51,6 +51,7 @@ entries! {
     IndexStore, flashlane_emu_index_store;
     Linear8, flashlane_emu_linear_8;
     Linear32, flashlane_emu_linear_32;
+    Linear64, flashlane_emu_linear_64;
     Fp4ToBf16, flashlane_emu_nvfp4_to_bf16;
     Fp4ToE4m3, flashlane_emu_nvfp4_to_e4m3;
     Fp4Quantize, flashlane_emu_nvfp4_quantize;

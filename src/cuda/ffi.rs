@@ -97,7 +97,7 @@ pub struct AttentionParams {
     pub format: i32,
     pub max_positions: i32,
     pub scale: f32,
-    pub pad: i32,
+    pub parts: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -149,8 +149,8 @@ const _: () = {
         "Offset of field: AttentionParams::scale",
     ][::std::mem::offset_of!(AttentionParams, scale) - 136usize];
     [
-        "Offset of field: AttentionParams::pad",
-    ][::std::mem::offset_of!(AttentionParams, pad) - 140usize];
+        "Offset of field: AttentionParams::parts",
+    ][::std::mem::offset_of!(AttentionParams, parts) - 140usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -325,10 +325,12 @@ pub struct ExpertsUpParams {
     pub hidden: i32,
     pub width: i32,
     pub limit: f32,
+    pub items: i32,
+    pub pad: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of ExpertsUpParams"][::std::mem::size_of::<ExpertsUpParams>() - 88usize];
+    ["Size of ExpertsUpParams"][::std::mem::size_of::<ExpertsUpParams>() - 96usize];
     ["Alignment of ExpertsUpParams"][::std::mem::align_of::<ExpertsUpParams>() - 8usize];
     [
         "Offset of field: ExpertsUpParams::x",
@@ -363,6 +365,12 @@ const _: () = {
     [
         "Offset of field: ExpertsUpParams::limit",
     ][::std::mem::offset_of!(ExpertsUpParams, limit) - 84usize];
+    [
+        "Offset of field: ExpertsUpParams::items",
+    ][::std::mem::offset_of!(ExpertsUpParams, items) - 88usize];
+    [
+        "Offset of field: ExpertsUpParams::pad",
+    ][::std::mem::offset_of!(ExpertsUpParams, pad) - 92usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -377,7 +385,7 @@ pub struct ExpertsDownParams {
     pub k: i32,
     pub hidden: i32,
     pub width: i32,
-    pub pad: i32,
+    pub items: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -416,8 +424,8 @@ const _: () = {
         "Offset of field: ExpertsDownParams::width",
     ][::std::mem::offset_of!(ExpertsDownParams, width) - 80usize];
     [
-        "Offset of field: ExpertsDownParams::pad",
-    ][::std::mem::offset_of!(ExpertsDownParams, pad) - 84usize];
+        "Offset of field: ExpertsDownParams::items",
+    ][::std::mem::offset_of!(ExpertsDownParams, items) - 84usize];
 };
 pub const kFillF32: FillKind = 0;
 pub const kFillBf16: FillKind = 1;
@@ -479,11 +487,13 @@ pub struct HyperPreParams {
     pub sinkhorn_iters: i32,
     pub eps: f32,
     pub hc_eps: f32,
+    pub rows: i32,
+    pub per_cluster: i32,
     pub pad: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of HyperPreParams"][::std::mem::size_of::<HyperPreParams>() - 104usize];
+    ["Size of HyperPreParams"][::std::mem::size_of::<HyperPreParams>() - 112usize];
     ["Alignment of HyperPreParams"][::std::mem::align_of::<HyperPreParams>() - 8usize];
     [
         "Offset of field: HyperPreParams::position",
@@ -528,8 +538,14 @@ const _: () = {
         "Offset of field: HyperPreParams::hc_eps",
     ][::std::mem::offset_of!(HyperPreParams, hc_eps) - 96usize];
     [
+        "Offset of field: HyperPreParams::rows",
+    ][::std::mem::offset_of!(HyperPreParams, rows) - 100usize];
+    [
+        "Offset of field: HyperPreParams::per_cluster",
+    ][::std::mem::offset_of!(HyperPreParams, per_cluster) - 104usize];
+    [
         "Offset of field: HyperPreParams::pad",
-    ][::std::mem::offset_of!(HyperPreParams, pad) - 100usize];
+    ][::std::mem::offset_of!(HyperPreParams, pad) - 108usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

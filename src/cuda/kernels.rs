@@ -28,15 +28,15 @@ macro_rules! kernels {
 }
 
 kernels! {
-    Attention, "attention", "attention";
+    Attention5, "attention", "attention_5";
+    Attention8, "attention", "attention_8";
+    AttentionAlone, "attention", "attention_alone";
     CompressC4, "compress", "compress_c4";
     CompressC128, "compress", "compress_c128";
     Delay, "delay", "delay";
     Embed, "embed", "embed";
-    ExpertsUp8, "experts", "experts_up_8";
-    ExpertsUp32, "experts", "experts_up_32";
-    ExpertsDown8, "experts", "experts_down_8";
-    ExpertsDown32, "experts", "experts_down_32";
+    ExpertsUp, "experts", "experts_up";
+    ExpertsDown, "experts", "experts_down";
     Fill, "fill", "fill";
     HyperPre, "hyper", "hyper_pre";
     HyperPost, "hyper", "hyper_post";
@@ -49,6 +49,7 @@ kernels! {
     IndexStore, "index_store", "index_store";
     Linear8, "linear", "linear_8";
     Linear32, "linear", "linear_32";
+    Linear64, "linear", "linear_64";
     Fp4ToBf16, "nvfp4", "nvfp4_to_bf16";
     Fp4ToE4m3, "nvfp4", "nvfp4_to_e4m3";
     Fp4Quantize, "nvfp4", "nvfp4_quantize";

@@ -6,4 +6,5 @@ mod command;
 mod eval;
 mod http;
 mod in_process;
+mod mutants;
 mod soak;
