@@ -1,7 +1,9 @@
 // index_logits: the score of every visible index key, sum_h scale w_h relu(q_h . key), keys read through a page table in
 // bf16, fp8 or fp4. Two readers: `simple`, one thread a row, and `fast`, on matrix instructions.
 //
-// Bytes: 256, 132 or 68 a row read and 4 written; 64 heads make 16 kFLOP a row, so that memory bounds all three formats.
+// Bytes: 256, 132 or 68 a row read and 4 written; 64 heads make 16 kFLOP a row, so that memory bounds bf16 and fp8, and the
+// matrix unit fp4. At 64 x 262,144 rows on an H200 3.9 TB/s in bf16, 3.0 in fp8 and 1.4 in fp4: 88, 67 and 31 % of what reads
+// alone reach there.
 // Notes on `fast`: (1) a block is a warpgroup and scores tiles of 64 rows; the tiles of all tokens stand in one line that is
 // cut evenly among a grid as large as the device holds, from the positions as they are on the device; (2) rows are the
 // left operand, in registers, by way of shared memory, in which some tiles are on their way while one is multiplied; the 64

@@ -4,7 +4,8 @@
 // Bytes: 256, 132 or 68 a row read; nothing is written but the choice.
 // Notes: (1) a cluster of eight blocks takes a token; each scores an eighth of its rows, as index_logits.cu does, by four
 // warpgroups, and the cluster then chooses as topk.cu does; (2) with no more than k visible rows no key is read; (3) eight
-// multiprocessors a token are few: for one token with many rows the two operations are faster.
+// multiprocessors a token are few: an H200 took 12.2 us for one token with 2,048 rows in fp8 and 194 us for 64 with 32,768,
+// where the two operations take 11.8 and 126, so the model appends those.
 #include "index_select.h"
 
 #include "common/choose.h"
