@@ -45,6 +45,8 @@ kernels! {
     IndexLogitsFast, "index_logits", "index_logits_fast";
     IndexLogitsSimple, "index_logits", "index_logits_simple";
     IndexQuery, "index_query", "index_query";
+    IndexSelectFast, "index_select", "index_select_fast";
+    IndexSelectSimple, "index_select", "index_select_simple";
     IndexStore, "index_store", "index_store";
     Linear8, "linear", "linear_8";
     Linear32, "linear", "linear_32";
@@ -57,6 +59,8 @@ kernels! {
     Router, "router", "router";
     Sample, "sample", "sample";
     TopK, "topk", "topk";
+    TopKCluster, "topk", "topk_cluster";
+    TopKLong, "topk_long", "topk_long";
 }
 
 /// Whether this build has compiled kernels.
