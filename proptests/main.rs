@@ -42,6 +42,7 @@ mod gpu_engine;
 mod gpu_events;
 mod hazards;
 mod inputs;
+mod instruments;
 mod model;
 mod model_step;
 mod mutants;

@@ -37,6 +37,7 @@ pub mod cpu;
 pub mod cuda;
 pub mod engine;
 pub mod format;
+pub mod instrument;
 pub mod model;
 pub mod ops;
 pub mod reference;

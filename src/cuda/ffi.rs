@@ -154,6 +154,31 @@ const _: () = {
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct CanaryParams {
+    pub store: *const u32,
+    pub spans: *const u64,
+    pub out: *mut u64,
+    pub words: i64,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of CanaryParams"][::std::mem::size_of::<CanaryParams>() - 32usize];
+    ["Alignment of CanaryParams"][::std::mem::align_of::<CanaryParams>() - 8usize];
+    [
+        "Offset of field: CanaryParams::store",
+    ][::std::mem::offset_of!(CanaryParams, store) - 0usize];
+    [
+        "Offset of field: CanaryParams::spans",
+    ][::std::mem::offset_of!(CanaryParams, spans) - 8usize];
+    [
+        "Offset of field: CanaryParams::out",
+    ][::std::mem::offset_of!(CanaryParams, out) - 16usize];
+    [
+        "Offset of field: CanaryParams::words",
+    ][::std::mem::offset_of!(CanaryParams, words) - 24usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct CompressParams {
     pub position: *const i32,
     pub kvg: *const f32,

@@ -31,6 +31,7 @@ kernels! {
     Attention5, "attention", "attention_5";
     Attention8, "attention", "attention_8";
     AttentionAlone, "attention", "attention_alone";
+    Canary, "canary", "canary";
     CompressC4, "compress", "compress_c4";
     CompressC128, "compress", "compress_c128";
     Delay, "delay", "delay";
