@@ -13,6 +13,7 @@ use flashlane::engine::{
 };
 use flashlane::format::index_row::IndexFormat;
 use flashlane::format::kv_row::KvFormat;
+use flashlane::instrument::Instruments;
 use flashlane::model::{CacheLayout, ModelWeights, load};
 use flashlane::ops::Dtype;
 use flashlane::step::Numerics;
@@ -62,6 +63,7 @@ fn start(checkpoint: &Checkpoint) -> Engine {
         },
         vocab: checkpoint.config.vocab_size,
         threads: None,
+        instruments: Instruments::default(),
     };
     let (tree, registry) = ModelWeights::new(&checkpoint.config, config.max_positions());
     let layout = CacheLayout::new(&tree, config.numerics, config.cache_size());

@@ -12,6 +12,7 @@ use flashlane::engine::{
 };
 use flashlane::format::index_row::IndexFormat;
 use flashlane::format::kv_row::KvFormat;
+use flashlane::instrument::Instruments;
 use flashlane::model::{CacheLayout, ModelWeights, load};
 use flashlane::ops::Dtype;
 use flashlane::step::{HostIo, Numerics, Random};
@@ -33,6 +34,7 @@ pub(crate) fn config(numerics: Numerics, max_num_seqs: usize) -> EngineConfig {
         numerics,
         vocab,
         threads: None,
+        instruments: Instruments::default(),
     }
 }
 

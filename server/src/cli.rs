@@ -6,9 +6,11 @@ use std::time::Duration;
 
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use flashlane::instrument::{Fault, Instruments, SPEC};
 
 use crate::eval::EvalArgs;
 use crate::http::ServerOptions;
+use crate::matrix::MatrixArgs;
 use crate::stress::StressArgs;
 use crate::tasks::TasksArgs;
 use crate::verify::VerifyArgs;
@@ -47,6 +49,8 @@ pub enum Command {
     Stress(StressArgs),
     /// Measure how often the built-in model is right, on held-out items
     Eval(EvalArgs),
+    /// Run every known bug and fault, and say which instrument sees it
+    Matrix(MatrixArgs),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -106,6 +110,59 @@ pub struct ModelArgs {
     /// Whether answers begin with reasoning when the request does not say: auto is the model's own default
     #[arg(long, env = "FLASHLANE_THINKING", value_enum, default_value_t = Switch::Auto)]
     pub thinking: Switch,
+    #[command(flatten)]
+    pub instruments: InstrumentArgs,
+}
+
+/// What watches the steps while they run. It changes neither a step nor its memory, and costs time.
+#[derive(Clone, Debug, Default, Args)]
+pub struct InstrumentArgs {
+    /// Hash cache rows when they are stored and again later, so many MiB a step, and log what changed in between
+    #[arg(long, env = "FLASHLANE_CANARY", value_name = "MIB", num_args = 0..=1, default_missing_value = "256",
+        value_parser = from_1_to(1 << 20))]
+    #[arg(long_help = CANARY_HELP, help_heading = "Instruments")]
+    pub canary: Option<usize>,
+    /// Run one step in N again, one kernel after another, and log what differs
+    #[arg(long, env = "FLASHLANE_DIFF_EVERY", value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long_help = DIFF_HELP, help_heading = "Instruments")]
+    pub diff_every: Option<u64>,
+    /// Put faults into the running engine, to see who notices: KIND[:KEY=VALUE,...]; --help has the kinds
+    #[arg(long, env = "FLASHLANE_INJECT", value_name = "SPEC")]
+    #[arg(long_help = inject_help(), help_heading = "Instruments")]
+    pub inject: Option<Fault>,
+}
+
+const CANARY_HELP: &str = "\
+Hash cache rows when they are stored and again later, so many MiB a step (256 if no number is given), and log what changed in \
+between: `canary hit step=... layer=... page=... owner=... rows=[...]`, with the kernels that may have written there. Full pages \
+are hashed whole, the page being filled by row. The summary at exit says within how many steps a change is seen.
+
+It cannot see a request storing a wrong row of its own: that row is what it takes for true. --diff-every can.";
+
+const DIFF_HELP: &str = "\
+Run one step in N again, one kernel after another, on the same inputs with the stores turned to pages that no request holds, and \
+log what differs: `diff step=... layer=... topk_dis=...`. Compared bit by bit: logits, selected rows and experts of every layer, \
+stored cache rows and states. 1 takes every step and more than doubles the time of each.
+
+It cannot see what is wrong in both runs: a kernel's own mistake, or a page that has changed before.";
+
+fn inject_help() -> String {
+    format!(
+        "Put faults into the running engine, to see who notices.\n\n{SPEC}\n\nExamples:\n  \
+         --canary --inject page               every step a page is overwritten; the canary tells each\n  \
+         --diff-every 8 --inject row          every step an owner's own row is wrong; the differential tells it\n  \
+         --inject index:layer=2,rate=0.01     one selected row in a hundred of layer 2 is another"
+    )
+}
+
+impl InstrumentArgs {
+    pub fn options(&self) -> Instruments {
+        Instruments {
+            canary: self.canary.map(|mib| mib << 20),
+            diff_every: self.diff_every,
+            inject: self.inject,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -295,6 +352,28 @@ mod tests {
         ] {
             let error = Cli::try_parse_from(["flashlane", "serve", flag, value]).unwrap_err().to_string();
             assert!(error.contains(flag) && error.contains(value) && error.contains("1..="), "{error}");
+        }
+    }
+
+    #[test]
+    fn instruments() {
+        let of = |flags: &[&str]| match Cli::try_parse_from([&["flashlane", "serve"], flags].concat()) {
+            Ok(Cli { command: Command::Serve(serve), .. }) => Ok(serve.model.instruments.options()),
+            Ok(other) => panic!("{other:?}"),
+            Err(error) => Err(error.to_string()),
+        };
+        assert!(!of(&[]).unwrap().any());
+        let all = of(&["--canary", "--diff-every", "8", "--inject", "row:rate=0.5"]).unwrap();
+        assert_eq!((all.canary, all.diff_every), (Some(256 << 20), Some(8)));
+        assert_eq!(all.inject.unwrap().to_string(), "row:seed=0,rate=0.5");
+        assert_eq!(of(&["--canary", "3"]).unwrap().canary, Some(3 << 20));
+        for (flags, words) in [
+            (&["--canary", "0"][..], "1.."),
+            (&["--diff-every", "0"], "1.."),
+            (&["--inject", "rows"], "kind: expected one of page"),
+        ] {
+            let error = of(flags).unwrap_err();
+            assert!(error.contains(words), "{error}");
         }
     }
 

@@ -192,6 +192,7 @@ fn config(args: &ModelArgs, model: &ModelConfig) -> anyhow::Result<EngineConfig>
         numerics: numerics(args)?,
         vocab: model.vocab_size,
         threads: args.threads,
+        instruments: args.instruments.options(),
     })
 }
 

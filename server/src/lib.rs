@@ -11,6 +11,7 @@
 //! | [`sessions`] | tasks played against a model, and judged |
 //! | [`stress`], [`eval`] | sessions that must not break, answers that must be right |
 //! | [`interval`] | what a count says about a rate |
+//! | [`matrix`] | every known bug and fault against every instrument |
 //! | [`verify`] | the proof of a model's steps |
 //! | [`cli`], [`commands`], [`report`], [`terminal`] | the command line |
 //! | [`engine`] | flags to a running engine |
@@ -28,6 +29,7 @@ pub mod generation;
 pub mod http;
 mod ids;
 pub mod interval;
+pub mod matrix;
 pub mod openai;
 pub mod report;
 pub mod sessions;

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use super::pages::{Owner, Page, PageError, Pages};
+use crate::instrument::Reserve;
 use crate::model::CacheSize;
 use crate::ops::{BLOCK_TOKENS, PAGE_ROWS, WINDOW};
 
@@ -22,10 +23,17 @@ pub struct Caches {
 impl Caches {
     #[must_use]
     pub fn new(size: CacheSize) -> Self {
+        Self::with_reserve(size, &Reserve::none())
+    }
+
+    /// As [`Caches::new`]; what is reserved is never handed out.
+    #[must_use]
+    pub fn with_reserve(size: CacheSize, reserve: &Reserve) -> Self {
+        let kept = |end: u32| end as usize;
         Self {
-            windows: Pages::new("window page", size.window_pages, 1),
-            blocks: Pages::new("block", size.blocks, 1),
-            slots: Pages::new("state slot", size.slots, 0),
+            windows: Pages::new("window page", size.window_pages, kept(reserve.windows.end)),
+            blocks: Pages::new("block", size.blocks, kept(reserve.blocks.end)),
+            slots: Pages::new("state slot", size.slots, kept(reserve.slots.end)),
         }
     }
 

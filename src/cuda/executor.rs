@@ -8,8 +8,9 @@ use super::{
     Backend, Bindings, Capture, Certificate, CudaError, DeviceBuffer, DeviceWeights, Evidence, Fault, Launch,
     Options, Place, Replay, Route, Script, Uncertified, launch,
 };
+use crate::instrument::Store;
 use crate::model::CacheLayout;
-use crate::ops::BufferId;
+use crate::ops::{BufferId, Value};
 use crate::step::{
     Bytes, Class, Edge, Graph, HostIo, HostPlace, Memory, NodeId, Plan, PoolId, Program, Resident,
     programmatic, prove, serial,
@@ -36,6 +37,14 @@ impl DeviceResident {
     #[must_use]
     pub fn pool(&self, id: PoolId) -> Option<&DeviceBuffer> {
         self.pools.get(id.0 as usize)
+    }
+
+    /// The memory of a pool or state.
+    pub(crate) fn store(&self, store: Store) -> Option<&DeviceBuffer> {
+        match store {
+            Store::Pool(id) => self.pools.get(id.0 as usize),
+            Store::State(id) => self.states.get(id.0 as usize),
+        }
     }
 
     /// A copy of the host's.
@@ -102,6 +111,17 @@ impl DeviceStep {
             HostPlace::Output(range) => (&self.outputs, range),
         };
         (range.end <= block.len()).then(|| (block.address() + range.start as u64, range.len()))
+    }
+
+    /// Where a value of the step lies: its buffer and the byte there.
+    pub(crate) fn value(&self, plan: &Plan, value: &Value) -> Option<(&DeviceBuffer, usize)> {
+        if let Some(at) = plan.offsets.get(value.buffer.0 as usize).copied().flatten() {
+            return Some((&self.arena, at));
+        }
+        match self.places.get(value.buffer.0 as usize)?.as_ref()? {
+            HostPlace::Input(range) => Some((&self.inputs, range.start)),
+            HostPlace::Output(range) => Some((&self.outputs, range.start)),
+        }
     }
 
     /// Copies inputs to the device.

@@ -31,6 +31,7 @@ kernels! {
     Attention5, "attention", "attention_5";
     Attention8, "attention", "attention_8";
     AttentionAlone, "attention", "attention_alone";
+    Canary, "canary", "canary";
     CompressC4, "compress", "compress_c4";
     CompressC128, "compress", "compress_c128";
     Delay, "delay", "delay";
@@ -44,6 +45,8 @@ kernels! {
     IndexLogitsFast, "index_logits", "index_logits_fast";
     IndexLogitsSimple, "index_logits", "index_logits_simple";
     IndexQuery, "index_query", "index_query";
+    IndexSelectFast, "index_select", "index_select_fast";
+    IndexSelectSimple, "index_select", "index_select_simple";
     IndexStore, "index_store", "index_store";
     Linear8, "linear", "linear_8";
     Linear32, "linear", "linear_32";
@@ -56,6 +59,8 @@ kernels! {
     Router, "router", "router";
     Sample, "sample", "sample";
     TopK, "topk", "topk";
+    TopKCluster, "topk", "topk_cluster";
+    TopKLong, "topk_long", "topk_long";
 }
 
 /// Whether this build has compiled kernels.

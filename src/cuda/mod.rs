@@ -19,6 +19,7 @@ compile_error!(
 
 mod backend;
 mod bindings;
+mod canary;
 mod capture;
 mod certify;
 mod delay;
@@ -55,6 +56,7 @@ mod weights;
 
 pub use backend::{Backend, Capture, DeviceBuffer, Fence, Replay, Script, Staging};
 pub use bindings::Bindings;
+pub(crate) use canary::Hasher;
 pub use certify::{
     Certificate, Evidence, KernelCall, NodeKind, Place, ReadEdge, ReadNode, Reading, Uncertified,
     displacement,

@@ -5,6 +5,8 @@
 
 use tokio::sync::mpsc;
 
+use crate::instrument::{Report, SampledRows};
+
 /// How the next token is chosen. `Default` is greedy.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SamplingParams {
@@ -150,6 +152,16 @@ pub trait Generate: Send + Sync + std::fmt::Debug {
     fn submit(&self, request: GenerateRequest) -> Result<RequestHandle, EngineError>;
 
     fn stats(&self) -> Stats;
+
+    /// What the instruments have seen; `None` without any.
+    fn instruments(&self) -> Option<Report> {
+        None
+    }
+
+    /// Tokens of steps that the differential has run again.
+    fn sampled(&self) -> SampledRows {
+        SampledRows::default()
+    }
 
     /// The longest sequence (prompt and output together) that a request may reach.
     fn max_model_len(&self) -> usize;

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::bucket::{Prepared, RING};
+use crate::instrument::{Piece, Probe, Store, Tamper, edit_host, run_in_pieces, within};
 use crate::model::{CacheLayout, ModelStep};
 use crate::step::{Bytes, Graph, HostIo, Memory, Plan, Resident};
 
@@ -64,6 +65,11 @@ pub trait Device: Send {
     /// # Errors
     /// A sentence; the device is then unusable.
     fn wait(&mut self, step: usize, slot: usize) -> Result<(), String>;
+
+    /// The device as instruments see it while no step is under way; `None`: it cannot be looked into.
+    fn probe(&mut self) -> Option<&mut dyn Probe> {
+        None
+    }
 }
 
 /// How a host executor runs one step.
@@ -112,7 +118,62 @@ impl<W: Send, E: std::fmt::Display> HostDevice<W, E> {
     }
 }
 
+/// Bytes of a store in host memory.
+pub(super) fn host_bytes(
+    resident: &mut Resident,
+    store: Store,
+    offset: usize,
+    len: usize,
+) -> Result<&mut [u8], String> {
+    let all = match store {
+        Store::Pool(id) => resident.pools.get_mut(id.0 as usize),
+        Store::State(id) => resident.states.get_mut(id.0 as usize),
+    };
+    let bytes = all.ok_or_else(|| format!("{store:?}: the device has no such store"))?;
+    let range = within(store, bytes.len(), offset, len)?;
+    Ok(&mut bytes[range])
+}
+
+impl<W: Send, E: std::fmt::Display> Probe for HostDevice<W, E> {
+    fn read(&mut self, store: Store, offset: usize, into: &mut [u8]) -> Result<(), String> {
+        into.copy_from_slice(host_bytes(&mut self.resident, store, offset, into.len())?);
+        Ok(())
+    }
+
+    fn write(&mut self, store: Store, offset: usize, from: &[u8]) -> Result<(), String> {
+        host_bytes(&mut self.resident, store, offset, from.len())?.copy_from_slice(from);
+        Ok(())
+    }
+
+    fn rerun(&mut self, step: usize, io: &mut HostIo, tampers: &mut [Tamper<'_>]) -> Result<(), String> {
+        let Prepared { step: model, plan, .. } = &self.steps[step];
+        let memory = &mut self.memory[step];
+        memory.inputs_mut().copy_from_slice(io.inputs());
+        run_in_pieces(&model.graph, tampers, |piece| match piece {
+            Piece::Edit(value, edit) => {
+                edit_host(plan, memory, value, edit);
+                Ok(())
+            }
+            Piece::Run(graph) => (self.run)(graph, plan, memory, &mut self.resident, &self.weights)
+                .map_err(|error| error.to_string()),
+        })?;
+        io.outputs_mut().copy_from_slice(memory.outputs());
+        Ok(())
+    }
+
+    fn run_tampered(&mut self, step: usize, slot: usize, tampers: &mut [Tamper<'_>]) -> Result<(), String> {
+        let mut io = std::mem::take(&mut self.ring[step][slot]);
+        let ran = self.rerun(step, &mut io, tampers);
+        self.ring[step][slot] = io;
+        ran
+    }
+}
+
 impl<W: Send, E: std::fmt::Display> Device for HostDevice<W, E> {
+    fn probe(&mut self) -> Option<&mut dyn Probe> {
+        Some(self)
+    }
+
     fn steps(&self) -> Arc<[Prepared]> {
         Arc::clone(&self.steps)
     }

@@ -11,11 +11,12 @@ use super::handle::{Engine, EngineConfig};
 use super::local::LocalError;
 use crate::checkpoint::Checkpoint;
 use crate::cuda::{
-    Backend, CudaError, DeviceResident, DeviceStep, DeviceWeights, Executor, Fence, Options, Ready, RunMode,
-    Staging, Uncertified,
+    Backend, CudaError, DeviceBuffer, DeviceResident, DeviceStep, DeviceWeights, Executor, Fence, Hasher,
+    Options, Ready, RunMode, Staging, Uncertified,
 };
+use crate::instrument::{Piece, Probe, Span, Store, Tamper, run_in_pieces};
 use crate::model::{CacheLayout, ModelWeights, load};
-use crate::step::{Graph, HostIo, Memory, Mutant, NodeId, Plan, Program, Random, prove};
+use crate::step::{Bytes, Graph, HostIo, Memory, Mutant, NodeId, Plan, Program, Random, prove};
 
 /// How an engine uses its GPU.
 #[derive(Clone, Debug, Default)]
@@ -63,6 +64,9 @@ const DRAWN: usize = 6;
 /// A step as it runs: what is ready goes before the memory that it uses.
 struct Loaded {
     ready: Ready,
+    /// What runs in the place of the proved step.
+    graph: Graph,
+    plan: Plan,
     ring: [Slot; RING],
     device: DeviceStep,
 }
@@ -140,7 +144,10 @@ struct GpuDevice {
     /// The end of the step that was waited for last.
     last: Option<Box<dyn Fence>>,
     /// Kept for as long as the steps point into it.
-    _resident: DeviceResident,
+    resident: DeviceResident,
+    hasher: Hasher,
+    /// Nothing can be changed inside a step that replays.
+    captured: bool,
     executor: Executor,
     steps: Arc<[Prepared]>,
 }
@@ -178,7 +185,9 @@ impl GpuDevice {
             loaded,
             idle: config.idle.clone(),
             last: None,
-            _resident: resident,
+            resident,
+            hasher: Hasher::default(),
+            captured: config.mode.captured,
             executor,
             steps: steps.into(),
         })
@@ -207,7 +216,7 @@ fn load_step(
     let ring = ring
         .try_into()
         .map_err(|_| CudaError::Unsupported { op: "ring", what: "another number of slots" })?;
-    Ok(Loaded { ready, ring, device })
+    Ok(Loaded { ready, graph, plan, ring, device })
 }
 
 /// What runs in the place of a proved step.
@@ -231,7 +240,68 @@ fn delays(graph: &Graph, plan: &Plan, forced: &Forced) -> BTreeMap<NodeId, u32> 
     overtaken.into_iter().collect()
 }
 
+/// As instruments see it. The second run of a step is eager and serial, on the device memory of the first.
+impl Probe for GpuDevice {
+    fn read(&mut self, store: Store, offset: usize, into: &mut [u8]) -> Result<(), String> {
+        let buffer = self.store(store)?;
+        buffer.download(offset, into).map_err(|error| error.to_string())
+    }
+
+    fn write(&mut self, store: Store, offset: usize, from: &[u8]) -> Result<(), String> {
+        let buffer = self.store(store)?;
+        buffer.upload(offset, from).map_err(|error| error.to_string())
+    }
+
+    fn hashes(&mut self, spans: &[Span]) -> Result<Vec<u64>, String> {
+        let hashes = self.hasher.hashes(&self.executor.backend, &self.resident, spans);
+        hashes.map_err(|error| error.to_string())
+    }
+
+    fn rerun(&mut self, step: usize, io: &mut HostIo, tampers: &mut [Tamper<'_>]) -> Result<(), String> {
+        let Loaded { graph, plan, device, .. } = &self.loaded[step];
+        let (executor, resident) = (&self.executor, &self.resident);
+        let words = |error: CudaError| error.to_string();
+        device.write_inputs(io).map_err(words)?;
+        run_in_pieces(graph, tampers, |piece| match piece {
+            Piece::Run(graph) => executor.run(graph, plan, device, resident).map_err(words),
+            Piece::Edit(value, edit) => {
+                let (buffer, at) =
+                    device.value(plan, &value).ok_or("the value has no place on the device")?;
+                let mut bytes = Bytes::zeroed(value.bytes());
+                buffer.download(at, &mut bytes).map_err(words)?;
+                edit(&mut bytes);
+                buffer.upload(at, &bytes).map_err(words)
+            }
+        })?;
+        device.read_outputs(io).map_err(words)
+    }
+
+    fn run_tampered(&mut self, step: usize, slot: usize, tampers: &mut [Tamper<'_>]) -> Result<(), String> {
+        if self.captured {
+            return Err(
+                "a step that replays a captured graph takes no fault inside it: use --graph off, or a \
+                        fault between steps (page, byte, row)"
+                    .to_owned(),
+            );
+        }
+        let mut io = std::mem::take(&mut self.loaded[step].ring[slot].host);
+        let ran = self.rerun(step, &mut io, tampers);
+        self.loaded[step].ring[slot].host = io;
+        ran
+    }
+}
+
+impl GpuDevice {
+    fn store(&self, store: Store) -> Result<&DeviceBuffer, String> {
+        self.resident.store(store).ok_or_else(|| format!("{store:?}: the device has no such store"))
+    }
+}
+
 impl Device for GpuDevice {
+    fn probe(&mut self) -> Option<&mut dyn Probe> {
+        Some(self)
+    }
+
     fn steps(&self) -> Arc<[Prepared]> {
         Arc::clone(&self.steps)
     }

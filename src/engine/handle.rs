@@ -10,8 +10,10 @@ use super::api::{EngineError, Generate, GenerateRequest, RequestHandle, Stats};
 use super::bucket::{Prepared, RING, Unprovable, decode_shapes, prepare, prove_steps};
 use super::device::Device;
 use super::request::{Reader, Waiting};
+use super::runner::Runner;
 use super::scheduler::Scheduler;
 use crate::cache::{BLOCK_PAGES, WINDOW_PAGES};
+use crate::instrument::{Instruments, Log, NO_PROBE, Report, Reserve, SampledRows, Watch};
 use crate::model::{CacheLayout, CacheSize, ModelWeights, StepShape};
 use crate::ops::BLOCK_TOKENS;
 use crate::step::Numerics;
@@ -32,6 +34,8 @@ pub struct EngineConfig {
     pub vocab: usize,
     /// Threads of the CPU path; `None`: one per core. Changes no bit of any token.
     pub threads: Option<usize>,
+    /// What watches the steps. Changes neither a step nor its memory.
+    pub instruments: Instruments,
 }
 
 impl EngineConfig {
@@ -41,18 +45,30 @@ impl EngineConfig {
         self.max_model_len.next_multiple_of(BLOCK_TOKENS)
     }
 
+    /// The pages of requests, the null pages, and what is reserved for instruments whether there are any or not.
     #[must_use]
     pub fn cache_size(&self) -> CacheSize {
-        let blocks = self.max_num_seqs.saturating_mul(self.max_model_len.div_ceil(BLOCK_TOKENS));
-        CacheSize {
+        self.reserve().beside(CacheSize {
             // Those of each request, of the blocks under way, and the null page.
             window_pages: self
                 .max_num_seqs
                 .saturating_mul(WINDOW_PAGES)
                 .saturating_add(RING * BLOCK_PAGES + 1),
-            blocks: self.num_blocks.unwrap_or(blocks).saturating_add(1),
+            blocks: self.request_blocks().saturating_add(1),
             slots: self.max_num_seqs,
-        }
+        })
+    }
+
+    /// Blocks that requests can have.
+    fn request_blocks(&self) -> usize {
+        let all = self.max_num_seqs.saturating_mul(self.max_model_len.div_ceil(BLOCK_TOKENS));
+        self.num_blocks.unwrap_or(all)
+    }
+
+    /// What instruments store to when they run a step again.
+    #[must_use]
+    pub fn reserve(&self) -> Reserve {
+        Reserve::new(self.max_num_seqs)
     }
 
     /// # Errors
@@ -109,6 +125,8 @@ pub enum StartError {
     Thread(#[from] std::io::Error),
     #[error("the worker threads could not be started: {0}")]
     Workers(#[from] rayon::ThreadPoolBuildError),
+    #[error("the instruments certify nothing here: {0}")]
+    Instruments(String),
 }
 
 /// State shared between callers and the engine thread.
@@ -122,6 +140,8 @@ struct Shared {
     accepted: AtomicU64,
     rejected: AtomicU64,
     next_id: AtomicU64,
+    /// Of the instruments.
+    log: Log,
 }
 
 /// A running engine. Dropping it aborts what runs and joins the thread.
@@ -141,11 +161,15 @@ impl Engine {
     pub fn start(
         config: EngineConfig,
         layout: CacheLayout,
-        device: Box<dyn Device>,
+        mut device: Box<dyn Device>,
     ) -> Result<Self, StartError> {
         config.check()?;
-        let scheduler = Scheduler::new(device, layout, config.max_num_seqs, config.max_model_len);
-        let shared = Arc::new(Shared { stats: Mutex::new(scheduler.stats()), ..Shared::default() });
+        let log = Log::default();
+        let watch = watch(&config, &layout, device.as_mut(), log.clone())?;
+        let runner = Runner::new(device, watch);
+        let scheduler = Scheduler::new(runner, layout, &config);
+        let stats = Mutex::new(scheduler.stats());
+        let shared = Arc::new(Shared { stats, log, ..Shared::default() });
         let (submit, requests) = channel();
         let workers = rayon::ThreadPoolBuilder::new().num_threads(config.threads.unwrap_or(0)).build()?;
         let thread = std::thread::Builder::new().name("engine".to_owned()).spawn({
@@ -175,7 +199,7 @@ impl Engine {
             return Err(EngineError::ContextLength { prompt, max_tokens: request.max_tokens, limit });
         }
         let needed = total.div_ceil(BLOCK_TOKENS);
-        let total = self.config.cache_size().blocks - 1;
+        let total = self.config.request_blocks();
         if needed > total {
             return Err(EngineError::OutOfPages { needed, total });
         }
@@ -207,6 +231,23 @@ impl Engine {
             _ => Err(EngineError::Dead("the engine thread has ended".to_owned())),
         }
     }
+}
+
+/// The instruments that are on, each having shown that it works on this device.
+fn watch(
+    config: &EngineConfig,
+    layout: &CacheLayout,
+    device: &mut dyn Device,
+    log: Log,
+) -> Result<Option<Watch>, StartError> {
+    if !config.instruments.any() {
+        return Ok(None);
+    }
+    let steps = device.steps();
+    let probe = device.probe().ok_or_else(|| NO_PROBE.to_owned());
+    let watch = probe
+        .and_then(|probe| Watch::new(&config.instruments, layout, &steps, config.max_num_seqs, probe, log));
+    watch.map(Some).map_err(StartError::Instruments)
 }
 
 fn check_sampling(request: &GenerateRequest) -> Result<(), EngineError> {
@@ -245,6 +286,14 @@ impl Generate for Engine {
             rejected: self.shared.rejected.load(Ordering::Relaxed),
             ..stats
         }
+    }
+
+    fn instruments(&self) -> Option<Report> {
+        self.config.instruments.any().then(|| self.shared.log.report())
+    }
+
+    fn sampled(&self) -> SampledRows {
+        self.shared.log.sampled()
     }
 
     fn max_model_len(&self) -> usize {

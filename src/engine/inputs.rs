@@ -1,6 +1,7 @@
 //! Fills the inputs of a step from the requests in it. Nothing of the step but these bytes depends on a request.
 
 use crate::cache::{Caches, Sequence};
+use crate::instrument::Stored;
 use crate::model::{ModelStep, StepIo};
 use crate::ops::{BufferId, Embed, Value};
 use crate::step::{HostIo, Owners};
@@ -31,6 +32,13 @@ pub struct Segment<'a> {
     pub start: usize,
     pub tokens: Tokens<'a>,
     pub sample: Option<&'a SamplingParams>,
+}
+
+impl Segment<'_> {
+    /// Its rows, as the canary counts them.
+    pub(super) fn stored(&self) -> Stored {
+        Stored { sequence: self.sequence.clone(), start: self.start, tokens: self.tokens.len() }
+    }
 }
 
 /// Writes every input: segment `r` is request row `r`; rows beyond the segments are padding.

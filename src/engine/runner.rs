@@ -10,6 +10,7 @@ use super::device::{Device, Wanted};
 use super::inputs::{Held, Segment, fill};
 use super::logprobs::logprobs;
 use crate::cache::Caches;
+use crate::instrument::{Launch, Stored, UnderWay, Watch};
 use crate::step::LayoutError;
 
 /// What a step left for one sampled row.
@@ -33,6 +34,8 @@ pub(super) struct Flight {
     slot: usize,
     /// The first of its rows that are sampled from.
     pub(super) rows: Vec<Row>,
+    /// What the instruments, if there are any, have to do with it.
+    watched: Option<UnderWay>,
 }
 
 /// A device with its steps. It holds no request, so a step that fails leaves every request where it was.
@@ -42,15 +45,19 @@ pub(super) struct Runner {
     /// Index of the prefill step; decode steps are before it, ascending.
     pub(super) prefill: usize,
     flights: VecDeque<Flight>,
+    watch: Option<Watch>,
+    /// What the step that was sealed last stores, for the instruments.
+    stored: Vec<Stored>,
     /// Steps launched so far: the number of the newest.
     pub(super) launched: u64,
 }
 
 impl Runner {
-    pub(super) fn new(device: Box<dyn Device>) -> Self {
+    pub(super) fn new(device: Box<dyn Device>, watch: Option<Watch>) -> Self {
         let steps = device.steps();
         let prefill = steps.len() - 1;
-        Self { device, steps, prefill, flights: VecDeque::new(), launched: 0 }
+        let (flights, stored) = (VecDeque::new(), Vec::new());
+        Self { device, steps, prefill, flights, watch, stored, launched: 0 }
     }
 
     /// Steps that have completed and been read.
@@ -65,7 +72,16 @@ impl Runner {
 
     /// Another step can be launched before one is read.
     pub(super) fn has_room(&self) -> bool {
-        self.flights.len() < RING
+        self.flights.len() < RING && (self.idle() || !self.alone(self.launched))
+    }
+
+    /// What is under way has to be read before the next launch.
+    pub(super) fn wants_quiet(&self) -> bool {
+        self.alone(self.launched + 1) && !self.idle()
+    }
+
+    fn alone(&self, step: u64) -> bool {
+        self.watch.as_ref().is_some_and(|watch| watch.alone(step))
     }
 
     /// The smallest decode step that holds `rows`.
@@ -88,6 +104,9 @@ impl Runner {
         let Prepared { step: model, layout, .. } = &self.steps[step];
         let memory = self.device.io(step, slot);
         fill(model, memory, segments);
+        if self.watch.is_some() {
+            self.stored = segments.iter().map(Segment::stored).collect();
+        }
         let owners = Held { caches, io: &model.io, segments };
         layout.check(memory, &owners).map_err(|error| {
             let request = error.request(model.shape.per_request);
@@ -101,9 +120,17 @@ impl Runner {
     /// A sentence; nothing can be run any more.
     pub(super) fn launch(&mut self, step: usize, rows: Vec<Row>, logits: Vec<usize>) -> Result<(), String> {
         let slot = self.next_slot();
-        self.device.launch(step, slot, &Wanted { logits, choices: false })?;
+        let (wanted, device) = (Wanted { logits, choices: false }, self.device.as_mut());
         self.launched += 1;
-        self.flights.push_back(Flight { step, slot, rows });
+        let watched = match &mut self.watch {
+            None => device.launch(step, slot, &wanted).map(|()| None),
+            Some(watch) => {
+                let stored = std::mem::take(&mut self.stored);
+                let launch = Launch { step: self.launched, index: step, slot, stored };
+                watch.launch(launch, &wanted, device).map(Some)
+            }
+        }?;
+        self.flights.push_back(Flight { step, slot, rows, watched });
         Ok(())
     }
 
@@ -111,9 +138,13 @@ impl Runner {
     ///
     /// # Errors
     /// A sentence; nothing can be run any more.
-    pub(super) fn wait(&mut self) -> Result<Option<Flight>, String> {
-        let Some(oldest) = self.flights.front() else { return Ok(None) };
-        self.device.wait(oldest.step, oldest.slot)?;
+    pub(super) fn wait(&mut self, caches: &Caches) -> Result<Option<Flight>, String> {
+        let Some(oldest) = self.flights.front_mut() else { return Ok(None) };
+        let device = self.device.as_mut();
+        match (&mut self.watch, oldest.watched.take()) {
+            (Some(watch), Some(watched)) => watch.wait(watched, caches, device)?,
+            _ => device.wait(oldest.step, oldest.slot)?,
+        }
         Ok(self.flights.pop_front())
     }
 

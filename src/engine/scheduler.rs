@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::api::{EngineError, Event, Stats};
-use super::device::Device;
+use super::handle::EngineConfig;
 use super::inputs::{Segment, Tokens};
 use super::request::{Active, Waiting};
 use super::runner::{Row, Runner, Sampled};
@@ -37,21 +37,16 @@ pub(super) struct Scheduler {
 }
 
 impl Scheduler {
-    pub(super) fn new(
-        device: Box<dyn Device>,
-        layout: CacheLayout,
-        max_rows: usize,
-        max_positions: usize,
-    ) -> Self {
+    pub(super) fn new(runner: Runner, layout: CacheLayout, config: &EngineConfig) -> Self {
         Self {
-            runner: Runner::new(device),
-            caches: Caches::new(layout.size),
+            runner,
+            caches: Caches::with_reserve(layout.size, &config.reserve()),
             transfer: InProcess::new(layout.clone()),
             layout,
             waiting: VecDeque::new(),
             active: BTreeMap::new(),
-            max_rows,
-            max_positions,
+            max_rows: config.max_num_seqs,
+            max_positions: config.max_model_len,
             blocks_since_decode: 0,
             oldest_next: false,
             stats: Stats::default(),
@@ -73,6 +68,10 @@ impl Scheduler {
     pub(super) fn round(&mut self) -> Result<(), String> {
         self.drop_abandoned();
         self.settle();
+        while self.runner.wants_quiet() {
+            self.complete()?;
+            self.settle();
+        }
         self.admit();
         self.refuse_what_cannot_come();
         let launched = self.launch()?;
@@ -268,7 +267,7 @@ impl Scheduler {
 
     /// Reads the oldest step under way and hands its tokens out.
     fn complete(&mut self) -> Result<(), String> {
-        let Some(flight) = self.runner.wait()? else { return Ok(()) };
+        let Some(flight) = self.runner.wait(&self.caches)? else { return Ok(()) };
         for (at, &row) in flight.rows.iter().enumerate() {
             if let Some(active) = self.active.get(&row.request) {
                 let sampled = self.runner.sampled(&flight, at, &active.request.sampling);

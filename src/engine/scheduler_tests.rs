@@ -11,6 +11,7 @@ use crate::checkpoint::synthetic;
 use crate::cpu;
 use crate::format::index_row::IndexFormat;
 use crate::format::kv_row::KvFormat;
+use crate::instrument::Instruments;
 use crate::model::{ModelWeights, load};
 use crate::ops::Dtype;
 use crate::step::Numerics;
@@ -27,13 +28,14 @@ fn scheduler() -> Scheduler {
         numerics,
         vocab: checkpoint.config.vocab_size,
         threads: None,
+        instruments: Instruments::default(),
     };
     let (weights, registry) = ModelWeights::new(&checkpoint.config, config.max_positions());
     let layout = CacheLayout::new(&weights, numerics, config.cache_size());
     let steps = config.prepare(&weights, &layout).unwrap();
     let loaded: cpu::Weights = load(&registry, &checkpoint).unwrap().into_iter().collect();
     let device = HostDevice::new(&layout, steps, loaded, cpu::serial::run_step);
-    Scheduler::new(Box::new(device), layout, config.max_num_seqs, config.max_model_len)
+    Scheduler::new(Runner::new(Box::new(device), None), layout, &config)
 }
 
 fn enqueue(scheduler: &mut Scheduler, id: u64, prompt: u32, max_tokens: usize) -> Receiver<Event> {

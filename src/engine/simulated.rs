@@ -7,13 +7,14 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::bucket::{Prepared, RING};
-use super::device::{Device, Wanted};
+use super::device::{Device, Wanted, host_bytes};
 use super::handle::{Engine, EngineConfig};
 use super::inputs::fill;
 use super::local::LocalError;
 use crate::checkpoint::Checkpoint;
 use crate::cpu::any_order::{AnyOrder, Order};
 use crate::cpu::{self, ExecError};
+use crate::instrument::{Piece, Probe, Store, Tamper, edit_host, run_in_pieces};
 use crate::model::{CacheLayout, ModelWeights, load};
 use crate::ops::BufferId;
 use crate::step::{
@@ -296,7 +297,70 @@ impl Simulated {
     }
 }
 
+impl Simulated {
+    /// Runs a step in pieces, each in an order of its own, and edits values between them. What is dead in one piece may be
+    /// alive in a later one, so nothing is poisoned.
+    fn pieces(
+        &mut self,
+        (step, slot): (usize, usize),
+        order: Option<Order>,
+        tampers: &mut [Tamper<'_>],
+    ) -> Result<(), String> {
+        let Self { run, memory, arena, resident, weights, random, .. } = self;
+        let (Copy { graph, plan, .. }, memory) = (&run[step], &mut memory[step][slot]);
+        std::mem::swap(arena, &mut memory.arena);
+        let ran = run_in_pieces(graph, tampers, |piece| {
+            let graph = match piece {
+                Piece::Edit(value, edit) => {
+                    edit_host(plan, memory, value, edit);
+                    return Ok(());
+                }
+                Piece::Run(graph) => graph,
+            };
+            let ran = match order {
+                None => cpu::serial::run_step(graph, plan, memory, resident, weights),
+                Some(order) => AnyOrder::new(graph, plan, order, random.bits()).step(
+                    memory,
+                    resident,
+                    &mut |graph, node, operands| cpu::run(graph, node, operands, weights),
+                ),
+            };
+            ran.map_err(|error| error.to_string())
+        });
+        std::mem::swap(arena, &mut memory.arena);
+        ran
+    }
+}
+
+impl Probe for Simulated {
+    fn read(&mut self, store: Store, offset: usize, into: &mut [u8]) -> Result<(), String> {
+        into.copy_from_slice(host_bytes(&mut self.resident, store, offset, into.len())?);
+        Ok(())
+    }
+
+    fn write(&mut self, store: Store, offset: usize, from: &[u8]) -> Result<(), String> {
+        host_bytes(&mut self.resident, store, offset, from.len())?.copy_from_slice(from);
+        Ok(())
+    }
+
+    fn rerun(&mut self, step: usize, io: &mut HostIo, tampers: &mut [Tamper<'_>]) -> Result<(), String> {
+        std::mem::swap(&mut self.memory[step][0].io, io);
+        let ran = self.pieces((step, 0), None, tampers);
+        std::mem::swap(&mut self.memory[step][0].io, io);
+        ran
+    }
+
+    fn run_tampered(&mut self, step: usize, slot: usize, tampers: &mut [Tamper<'_>]) -> Result<(), String> {
+        self.simulation.rows.record(&self.steps[step], &self.memory[step][slot]);
+        self.pieces((step, slot), self.simulation.order, tampers)
+    }
+}
+
 impl Device for Simulated {
+    fn probe(&mut self) -> Option<&mut dyn Probe> {
+        Some(self)
+    }
+
     fn steps(&self) -> Arc<[Prepared]> {
         Arc::clone(&self.steps)
     }

@@ -78,6 +78,7 @@ fn text(app: &App) -> String {
         .collect();
     let classes: Vec<(&str, u64)> = classes.iter().map(|(label, n)| (label.as_str(), *n)).collect();
     metric(&mut out, "http_responses_total", "Responses by status class.", "counter", &classes);
+    instruments(app, &mut out);
     for (name, count) in app.metrics.parser.lock().unwrap_or_else(PoisonError::into_inner).named() {
         metric(
             &mut out,
@@ -88,6 +89,26 @@ fn text(app: &App) -> String {
         );
     }
     out
+}
+
+/// Those of the instruments that are on.
+fn instruments(app: &App, out: &mut String) {
+    let Some(report) = app.engine.instruments() else { return };
+    let mut counter = |name: &str, help: &str, value: u64| metric(out, name, help, "counter", &[("", value)]);
+    if let Some(canary) = report.canary {
+        counter("canary_hits_total", "Cache rows that changed after they were stored.", canary.hits);
+        counter("canary_pages_checked_total", "Full pages that were hashed again.", canary.pages);
+        counter("canary_bytes_total", "Bytes that were hashed again.", canary.bytes);
+    }
+    if let Some(diff) = report.differential {
+        counter("diff_steps_total", "Steps that were run again.", diff.sampled);
+        counter("diff_differing_total", "Of those, steps whose second run differed.", diff.differing);
+        counter("diff_topk_dis_total", "Rows that only one of two runs selected.", diff.topk_dis);
+        counter("diff_argmax_dis_total", "Rows of logits with another best token.", diff.argmax_dis);
+    }
+    if let Some(inject) = report.inject {
+        counter("injected_faults_total", "Faults that were put in on purpose.", inject.injected);
+    }
 }
 
 fn metric(out: &mut String, name: &str, help: &str, kind: &str, values: &[(&str, u64)]) {

@@ -6,6 +6,7 @@
 
 mod compare;
 mod gpu;
+mod instruments;
 mod mutants;
 mod report;
 mod sweep;
@@ -25,12 +26,13 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use tokio::runtime::Runtime;
 
-use crate::cli::{Device, ModelArgs};
+use crate::cli::{Device, InstrumentArgs, ModelArgs};
 use crate::engine::{self, Loaded};
 use crate::sessions::{Limits, Local, Model, Remote, Script, Session, play_all};
 use crate::tasks::items::{Kind, Shape};
 use crate::tasks::lexicon::Lexicon;
 pub use compare::{Against, Comparison, Place, compare};
+pub use instruments::Instrumented;
 pub use mutants::{Ran, Table, found_table};
 pub use report::Report;
 pub use sweep::{Cell, Sweep};
@@ -170,6 +172,9 @@ impl StressArgs {
         if self.url.is_none() && self.max_rate != 0.0 {
             bail!("--max-rate is for --url; in process any token that differs fails the run");
         }
+        if self.url.is_some() && self.model.instruments.options().any() {
+            bail!("--canary, --diff-every and --inject are the server's: give them to `flashlane serve`");
+        }
         Ok(())
     }
 
@@ -299,7 +304,7 @@ fn in_process(args: &StressArgs, scripts: &[Script], runtime: &Runtime) -> Resul
     }
     let rows = simulation.rows.clone();
     let started = Instant::now();
-    let company = {
+    let (company, seen) = {
         let loaded = if gpu::forces(args) {
             gpu::forced(args, &sizes)?
         } else if on_gpu(args) {
@@ -308,12 +313,17 @@ fn in_process(args: &StressArgs, scripts: &[Script], runtime: &Runtime) -> Resul
             simulated(&sizes, simulation)?
         };
         let model = Model::Local(Local::new(&loaded));
-        runtime.block_on(sessions(&model, scripts, args.limits(), "together"))
+        let company = runtime.block_on(sessions(&model, scripts, args.limits(), "together"));
+        (company, loaded.engine.instruments().map(|report| (report, loaded.engine.sampled())))
     };
     let wall = started.elapsed();
     let alone = alone(args, scripts, runtime)?;
     let comparison = compare(scripts, &company, &alone, &rows);
-    Ok(Report::new(args, scripts, company, Some((comparison, rows.steps())), wall))
+    let instruments =
+        seen.map(|(report, sampled)| Instrumented::new(report, &sampled, &company, &comparison));
+    let mut report = Report::new(args, scripts, company, Some((comparison, rows.steps())), wall);
+    report.instruments = instruments;
+    Ok(report)
 }
 
 fn simulated(sizes: &ModelArgs, simulation: Simulation) -> Result<Loaded> {
@@ -322,7 +332,8 @@ fn simulated(sizes: &ModelArgs, simulation: Simulation) -> Result<Loaded> {
 
 /// The sessions one after another, each alone in its steps: on a GPU serially on one stream.
 fn alone(args: &StressArgs, scripts: &[Script], runtime: &Runtime) -> Result<Vec<Session>> {
-    let model = sized(args, scripts, 1);
+    let instruments = InstrumentArgs::default();
+    let model = ModelArgs { instruments, ..sized(args, scripts, 1) };
     let model =
         if on_gpu(args) { args.gpu.reference(model) } else { ModelArgs { device: Device::Cpu, ..model } };
     let loaded = engine::build(&model)?;

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::compare::{Against, Comparison, Place};
 use super::gpu::{Idle, Ran};
-use super::{Order, StressArgs};
+use super::{Instrumented, Order, StressArgs};
 use crate::cli::{IndexK, Rounding};
 use crate::interval::{Proportion, percent};
 use crate::sessions::{Class, Script, Session};
@@ -50,6 +50,8 @@ pub struct Report {
     pub steps: usize,
     /// Of these, with a mutant, those that left something else than the proved step leaves.
     pub wrong_steps: usize,
+    /// What the instruments saw, if there were any.
+    pub instruments: Option<Instrumented>,
     pub leaks: Vec<Leak>,
     pub errors: Vec<Failure>,
     #[serde(skip)]
@@ -113,6 +115,7 @@ impl Report {
             comparison,
             steps,
             wrong_steps,
+            instruments: None,
             leaks: scripts.iter().zip(&sessions).filter_map(leak).collect(),
             errors: sessions.iter().filter_map(failure).collect(),
             max_rate: args.max_rate,
@@ -132,7 +135,7 @@ impl Report {
                 percent(self.corrupt.rate()),
                 percent(self.max_rate)
             )),
-            _ => None,
+            _ => self.instruments.as_ref().and_then(Instrumented::failure),
         }
     }
 
@@ -183,7 +186,10 @@ impl Report {
                 "wrong_steps={wrong_steps} of {steps}, against the proved step on the same inputs"
             )?;
         }
-        self.comparison.as_ref().map_or(Ok(()), |comparison| write_comparison(comparison, self.sessions, out))
+        self.comparison
+            .as_ref()
+            .map_or(Ok(()), |comparison| write_comparison(comparison, self.sessions, out))?;
+        self.instruments.as_ref().map_or(Ok(()), |instruments| instruments.write(out))
     }
 
     fn setting(&self) -> String {

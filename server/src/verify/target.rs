@@ -98,5 +98,6 @@ fn engine(args: &VerifyArgs, model: &ModelConfig) -> anyhow::Result<EngineConfig
         numerics: Numerics { activation: Dtype::Bf16, trained: true, kv: KvFormat::Fp8, index },
         vocab: model.vocab_size,
         threads: None,
+        instruments: flashlane::instrument::Instruments::default(),
     })
 }

@@ -6,5 +6,6 @@ mod command;
 mod eval;
 mod http;
 mod in_process;
+mod instruments;
 mod mutants;
 mod soak;
