@@ -2,6 +2,7 @@
 // denominator, the inverse rotation in the epilogue; one launch.
 //
 // Bytes: 584 (fp8) or 1,024 (bf16) a row and 128 KiB of query and output a token with 64 heads; 640 rows: 0.5 MB a token.
+// Measured on an H200 with cold caches, 640 fp8 rows: 15.6 us for 1 token, 21.4 for 8, 81.8 for 64 (9 % of what the bytes allow).
 // Notes: (1) a token's rows, window first, compressed rows after, are taken in tiles of 64, and the tiles cut into 5 or 8
 // parts by their number alone; each part is summed from zero and folded into those before; (2) for few tokens a cluster of
 // blocks shares out the parts of 16 heads, keeps their sums in its shared memory and folds them from there (`attention_5`,
