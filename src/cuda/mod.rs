@@ -7,7 +7,7 @@
 //!
 //! With feature `cust`, [`Gpu`] also works on streams and buffers that a caller holds through crate `cust`.
 //!
-//! Activations are bf16 here (`f32` storage is the CPU's). Not here yet: capture, lanes on several streams, and PDL edges.
+//! Activations are bf16 here (`f32` storage is the CPU's).
 //!
 //! The only `unsafe` of the crate but two: raw device memory is owned by [`DeviceBuffer`] alone, and a launch reaches the
 //! device only with operands that came through [`Bindings`], which checks that each lies within its buffer.
