@@ -2,68 +2,78 @@
 // the sum over a token's experts and the shared expert.
 //
 // Bytes: every active expert's weights once: 14.2 MB an expert in NVFP4 at 4096 x 2048, two thirds of it in `experts_up`.
-// Notes: (1) weights stream through a ring of stages in shared memory (common/stream.h), which runs on across tiles and
-// experts; a stage is a kilobyte of codes of each of 16 rows, and each of a block's 8 warps takes a step of it, so a warp has
-// every eighth step of K; (2) tokens stand on the narrow side of the matrix instruction, 8 at a time, so one token and eight cost
-// the same; (3) `experts_up` spreads tiles of 8 columns (8 gate rows, 8 up rows) of the active experts evenly over a grid
-// that fills the chip, and adds the warps' sums in order; (4) a block of `experts_down` owns 16 output rows of up to 64 tokens and
-// walks the active experts in ascending order; each warp has its own sums over experts, added in warp order at the end;
-// (5) no sum depends on the number of tokens or on their places, nor on the number of blocks or stages; (6) ids outside
-// 0..experts are skipped; an expert with no token costs nothing.
+// Notes: (1) weights stream through a ring of stages in shared memory for each warp (common/warp_ring.h), which runs on
+// across tiles and experts; each of a block's 8 warps has every eighth step of K; (2) tokens stand on the narrow side of the
+// matrix instruction, 8 at a time, so one token and eight cost the same; (3) `experts_up` spreads units of 16 columns (16
+// gate rows, 16 up rows) of the active experts evenly over a grid that fills the chip, and adds the warps' sums in order;
+// (4) a block of `experts_down` owns 16 output rows of up to 64 tokens and walks the active experts in ascending order; each
+// warp has its own sums over experts, added in warp order at the end, with no barrier on the way; (5) no sum depends on the
+// number of tokens or on their places, nor on the number of blocks or stages; (6) ids outside 0..experts are skipped; an
+// expert with no token costs nothing.
 #include "experts.h"
 
 #include "common/pdl.h"
 #include "common/routes.h"
-#include "common/tile.h"
+#include "common/warp_ring.h"
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarp;
-using Slab = Stage<1, kWarps>;
-#ifndef FL_UP_STAGES
-#define FL_UP_STAGES 4
-#endif
-#ifndef FL_DOWN_STAGES
-#define FL_DOWN_STAGES 3
-#endif
-constexpr int kUpStages = FL_UP_STAGES;
-constexpr int kDownStages = FL_DOWN_STAGES;
-// Columns of a tile of `experts_up`.
-constexpr int kUpColumns = 8;
+// Stages of a warp's ring; `experts_up` takes two at a time, one of each of its tiles of 8 gate rows and 8 up rows.
+constexpr int kUpStages = 4;
+constexpr int kDownStages = 3;
+constexpr int kUpTiles = 2;
+constexpr int kUpColumns = 8 * kUpTiles;
 constexpr int kSums = kTileCols * kTilePitch;
 constexpr int kUpTokens = 256;
 constexpr int kDownTokens = 64;
 
 namespace {
 
-FL_DEVICE int next_slot(int slot, int stages) { return slot + 1 == stages ? 0 : slot + 1; }
+// A slot of this warp's ring of so many stages: one stage, or several neighbouring ones.
+template <int kStages, int kTiles>
+struct Slots {
+  static constexpr int kCount = kStages / kTiles, kRing = kWarps * kStages * kWarpStageBytes;
+
+  FL_DEVICE static unsigned char* at(unsigned char* ring, int slot) {
+    return ring + (warp_idx() * kStages + slot * kTiles) * kWarpStageBytes;
+  }
+  FL_DEVICE static int next(int slot) { return slot + 1 == kCount ? 0 : slot + 1; }
+};
+using UpSlots = Slots<kUpStages, kUpTiles>;
+using DownSlots = Slots<kDownStages, 1>;
 
 struct alignas(16) UpShared {
   Routes routes;
   uint16_t pairs[kWarps][kItemPairs];
 };
 
-// A place in the order of work of `experts_up`: `tiles` units make up an item, stages of 8 steps a unit.
+// A place in the units of `experts_up`, of which `tiles` make up an item; and in the order in which a warp takes its steps.
 struct UpCursor {
   int unit, item, tile, step;
 
-  FL_DEVICE UpCursor(int first, int tiles) : unit(first), item(first / tiles), tile(first % tiles), step(0) {}
+  FL_DEVICE UpCursor(int first, int tiles) : unit(first), item(first / tiles), tile(first % tiles), step(warp_idx()) {}
 
   FL_DEVICE void next_unit(int tiles) {
-    ++unit, step = 0;
+    ++unit, step = warp_idx();
     if (++tile == tiles) tile = 0, ++item;
   }
 };
 
 template <int kFormat>
 FL_DEVICE void up_fetch(const ExpertsUpParams& p, const Item* items, int last, int tiles, UpCursor& at, unsigned char* stage) {
-  if (at.unit < last) {
-    int base = at.tile * kUpColumns, end = p.width - 1, width = p.width;
-    auto row = [=](int r) { return min(base + r % 8, end) + (r < 8 ? 0 : width); };
-    stage_fetch<kFormat, Slab, kThreads>(stage, p.weight, items[at.item].expert, 2 * p.width, p.hidden, at.step, row);
+  int steps = Step<kFormat>::count(p.hidden);
+  if (at.unit < last && at.step < steps) {
+#pragma unroll
+    for (int m = 0; m < kUpTiles; ++m) {
+      int base = at.tile * kUpColumns + m * 8, end = p.width - 1, width = p.width;
+      auto row = [=](int r) { return min(base + r % 8, end) + (r < 8 ? 0 : width); };
+      TileRows rows = tile_rows<kFormat>(p.weight, items[at.item].expert, 2 * p.width, p.hidden, row);
+      warp_fetch<kFormat>(stage + m * kWarpStageBytes, rows, at.step, p.hidden);
+    }
   }
   copies_commit();
   at.step += kWarps;
-  if (at.step >= Step<kFormat>::count(p.hidden)) at.next_unit(tiles);
+  if (at.step >= steps) at.next_unit(tiles);
 }
 
 // The block: sums of a unit's columns over the warps, to h.
@@ -71,12 +81,12 @@ FL_DEVICE void up_store(const ExpertsUpParams& p, const Item& item, int first_co
                         const uint16_t* pairs, int first_pair) {
   float global = tile_scale(p.weight, item.expert);
   for (int i = threadIdx.x; i < item.count * kUpColumns; i += kThreads) {
-    int r = i % kUpColumns, n = i / kUpColumns, column = first_column + r;
+    int r = i % 8, tile = i / 8 % kUpTiles, n = i / kUpColumns, column = first_column + tile * 8 + r;
     if (column >= p.width) continue;
     float gate = 0.0f, up = 0.0f;
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) {
-      const float* sums = partial + w * kSums + n * kTilePitch;
+      const float* sums = partial + (w * kUpTiles + tile) * kSums + n * kTilePitch;
       gate += sums[r];
       up += sums[r + 8];
     }
@@ -95,7 +105,7 @@ FL_DEVICE void up_body(const ExpertsUpParams& p, const Item* items, const int16_
   int slot = 0, into = 0, collected = -1;
   UpCursor at(first, tiles), ahead = at;
 #pragma unroll 1
-  for (; into < kUpStages - 1; ++into) up_fetch<kFormat>(p, items, last, tiles, ahead, ring + into * Slab::kBytes);
+  for (; into < UpSlots::kCount - 1; ++into) up_fetch<kFormat>(p, items, last, tiles, ahead, UpSlots::at(ring, into));
   for (; at.unit < last; at.next_unit(tiles)) {
     Item item = items[at.item];
     if (at.item != collected) collect_pairs(kept, num_pairs, item, s.pairs[warp]);
@@ -103,20 +113,23 @@ FL_DEVICE void up_body(const ExpertsUpParams& p, const Item* items, const int16_
     int g = lane_idx() / 4;
     const uint16_t* x = nullptr;
     if (g < item.count) x = p.x + (int64_t)((first_pair + s.pairs[warp][g]) / p.k) * p.hidden;
-    float acc[1][4] = {};
+    float acc[kUpTiles][1][4] = {};
 #pragma unroll 1
-    for (int step = 0; step < steps; step += kWarps) {
+    for (int step = warp; step < steps; step += kWarps) {
       StepActivations<kFormat> b;
-      b.load(step + warp < steps ? x : nullptr, step + warp, p.hidden);
-      copies_wait<kUpStages - 2>();
-      __syncthreads();
-      up_fetch<kFormat>(p, items, last, tiles, ahead, ring + into * Slab::kBytes);
-      if (step + warp < steps) multiply_tile(acc[0], TileStep<kFormat, Slab>(ring + slot * Slab::kBytes, 0, warp), b);
-      into = next_slot(into, kUpStages), slot = next_slot(slot, kUpStages);
+      b.load(x, step, p.hidden);
+      copies_wait<UpSlots::kCount - 2>();
+      __syncwarp();
+      up_fetch<kFormat>(p, items, last, tiles, ahead, UpSlots::at(ring, into));
+      const unsigned char* stage = UpSlots::at(ring, slot);
+#pragma unroll
+      for (int m = 0; m < kUpTiles; ++m) multiply_tile<kFormat>(acc[m][0], WarpStep<kFormat>(stage + m * kWarpStageBytes), b);
+      into = UpSlots::next(into), slot = UpSlots::next(slot);
     }
     // Two sets of sums by turns: the one that is written now was read before the barrier of the unit before.
-    float* sums = partial + at.unit % 2 * kWarps * kSums;
-    tile_spill<1>(acc, sums + warp * kSums);
+    float* sums = partial + at.unit % 2 * kWarps * kUpTiles * kSums;
+#pragma unroll
+    for (int m = 0; m < kUpTiles; ++m) tile_spill<1>(acc[m], sums + (warp * kUpTiles + m) * kSums);
     __syncthreads();
     up_store(p, item, at.tile * kUpColumns, sums, s.pairs[warp], first_pair);
   }
@@ -134,14 +147,16 @@ FL_DEVICE void clear_invalid(const ExpertsUpParams& p, const int16_t* kept, int 
 template <int kFormat>
 FL_DEVICE void down_fetch(const ExpertsDownParams& p, const Item* items, int num_items, int base, int& item, int& step,
                           unsigned char* stage) {
-  if (item < num_items) {
+  int steps = Step<kFormat>::count(p.width);
+  if (item < num_items && step < steps) {
     int last = p.hidden - 1;
     auto row = [=](int r) { return min(base + r, last); };
-    stage_fetch<kFormat, Slab, kThreads>(stage, p.weight, items[item].expert, p.hidden, p.width, step, row);
+    TileRows rows = tile_rows<kFormat>(p.weight, items[item].expert, p.hidden, p.width, row);
+    warp_fetch<kFormat>(stage, rows, step, p.width);
   }
   copies_commit();
   step += kWarps;
-  if (step >= Step<kFormat>::count(p.width)) step = 0, ++item;
+  if (step >= steps) step = warp_idx(), ++item;
 }
 
 // A warp adds an item's products to its sums [token][row]; pairs in order, as a token may have chosen an expert twice.
@@ -162,28 +177,29 @@ FL_DEVICE void down_add(const ExpertsDownParams& p, const float (&acc)[4], const
 template <int kFormat>
 FL_DEVICE void down_body(const ExpertsDownParams& p, const Item* items, int num_items, const uint16_t* pairs, int first_pair,
                          int base, float* sums, unsigned char* ring) {
-  int steps = Step<kFormat>::count(p.width), warp = warp_idx(), slot = 0, into = 0, item_ahead = 0, step_ahead = 0;
+  int steps = Step<kFormat>::count(p.width), warp = warp_idx(), slot = 0, into = 0, item_ahead = 0, step_ahead = warp;
+  if (warp >= steps) return;
 #pragma unroll 1
-  for (; into < kDownStages - 1; ++into) {
-    down_fetch<kFormat>(p, items, num_items, base, item_ahead, step_ahead, ring + into * Slab::kBytes);
+  for (; into < DownSlots::kCount - 1; ++into) {
+    down_fetch<kFormat>(p, items, num_items, base, item_ahead, step_ahead, DownSlots::at(ring, into));
   }
   for (int i = 0; i < num_items; ++i) {
     Item item = items[i];
     int g = lane_idx() / 4;
     const uint16_t* x = nullptr;
     if (g < item.count) x = p.h + (int64_t)(first_pair + pairs[item.first + g]) * p.width;
-    float acc[1][4] = {};
+    float acc[4] = {};
 #pragma unroll 1
-    for (int step = 0; step < steps; step += kWarps) {
+    for (int step = warp; step < steps; step += kWarps) {
       StepActivations<kFormat> b;
-      b.load(step + warp < steps ? x : nullptr, step + warp, p.width);
-      copies_wait<kDownStages - 2>();
-      __syncthreads();
-      down_fetch<kFormat>(p, items, num_items, base, item_ahead, step_ahead, ring + into * Slab::kBytes);
-      if (step + warp < steps) multiply_tile(acc[0], TileStep<kFormat, Slab>(ring + slot * Slab::kBytes, 0, warp), b);
-      into = next_slot(into, kDownStages), slot = next_slot(slot, kDownStages);
+      b.load(x, step, p.width);
+      copies_wait<DownSlots::kCount - 2>();
+      __syncwarp();
+      down_fetch<kFormat>(p, items, num_items, base, item_ahead, step_ahead, DownSlots::at(ring, into));
+      multiply_tile<kFormat>(acc, WarpStep<kFormat>(DownSlots::at(ring, slot)), b);
+      into = DownSlots::next(into), slot = DownSlots::next(slot);
     }
-    down_add(p, acc[0], item, pairs + item.first, sums);
+    down_add(p, acc, item, pairs + item.first, sums);
   }
 }
 
@@ -209,8 +225,8 @@ FL_KERNEL_BLOCKS(kThreads, 2, experts_up, ExpertsUpParams) {
   int first_pair = blockIdx.y * kUpTokens * p.k, num_pairs = min(kUpTokens, p.rows - (int)blockIdx.y * kUpTokens) * p.k;
   UpShared& s = *(UpShared*)dynamic;
   unsigned char* ring = dynamic + sizeof(UpShared);
-  float* partial = (float*)(ring + kUpStages * Slab::kBytes);
-  Item* items = (Item*)(partial + 2 * kWarps * kSums);
+  float* partial = (float*)(ring + UpSlots::kRing);
+  Item* items = (Item*)(partial + 2 * kWarps * kUpTiles * kSums);
   int16_t* kept = (int16_t*)(items + p.items);
   find_items<kThreads>(p.ids, first_pair, first_pair + num_pairs, p.experts, kept, items, s.routes);
   if (s.routes.invalid) clear_invalid(p, kept, first_pair, num_pairs);
@@ -230,7 +246,7 @@ FL_KERNEL_BLOCKS(kThreads, 2, experts_down, ExpertsDownParams) {
   int tokens = min(kDownTokens, p.rows - first_token), first_pair = first_token * p.k, num_pairs = tokens * p.k;
   Routes& s = *(Routes*)dynamic;
   unsigned char* ring = dynamic + sizeof(Routes);
-  float* sums = (float*)(ring + kDownStages * Slab::kBytes);
+  float* sums = (float*)(ring + DownSlots::kRing);
   Item* items = (Item*)(sums + kWarps * tokens * kTileRows);
   int16_t* kept = (int16_t*)(items + p.items);
   uint16_t* pairs = (uint16_t*)(kept + num_pairs);

@@ -60,28 +60,20 @@ struct Activations {
   }
 };
 
-// One step of one tile of a stage, as its lanes see it.
-template <int kFormat, class S>
-struct TileStep {
-  const unsigned char* codes;
+// The scales of a tile's rows in one step, `pitch` bytes apart.
+template <int kFormat>
+struct StepScales {
   const unsigned char* scales;
+  int pitch;
 
-  FL_DEVICE TileStep(const unsigned char* stage, int tile, int in_stage) {
-    codes = stage + tile * kTileRows * S::kCodePitch + in_stage * kStepBytes;
-    scales = stage + S::kScales + tile * kTileRows * S::kScalePitch + in_stage * Step<kFormat>::kScaleBytes;
-  }
-
-  // The unit `half` (0 or 1) of this lane's in a row.
-  FL_DEVICE uint4 unit(int row, int half) const {
-    return *(const uint4*)(codes + row * S::kCodePitch + (half * 4 + lane_idx() % 4) * kUnitBytes);
-  }
+  FL_DEVICE StepScales(const unsigned char* scales, int pitch) : scales(scales), pitch(pitch) {}
 
   // The row's scale in the fp8 format.
-  FL_DEVICE float block_scale(int row) const { return *(const float*)(scales + row * S::kScalePitch); }
+  FL_DEVICE float block_scale(int row) const { return *(const float*)(scales + row * pitch); }
 
-  // The scales of such a unit as pairs of equal bf16, of its first and its second half.
+  // The scales of this lane's unit `half` as pairs of equal bf16, of its first and its second half.
   FL_DEVICE void unit_scales(int row, int half, uint32_t (&pair)[2]) const {
-    const unsigned char* of_row = scales + row * S::kScalePitch;
+    const unsigned char* of_row = scales + row * pitch;
     int unit = half * 4 + lane_idx() % 4;
     if constexpr (kFormat == kWeightNvfp4) {
       uint32_t codes = *(const uint16_t*)(of_row + 2 * unit);
@@ -89,6 +81,22 @@ struct TileStep {
     } else if constexpr (kFormat == kWeightMxfp4) {
       pair[0] = pair[1] = ue8m0_scale_pair(of_row[unit]);
     }
+  }
+};
+
+// One step of one tile of a stage, as its lanes see it.
+template <int kFormat, class S>
+struct TileStep : StepScales<kFormat> {
+  const unsigned char* codes;
+
+  FL_DEVICE TileStep(const unsigned char* stage, int tile, int in_stage)
+      : StepScales<kFormat>(stage + S::kScales + tile * kTileRows * S::kScalePitch + in_stage * Step<kFormat>::kScaleBytes,
+                            S::kScalePitch),
+        codes(stage + tile * kTileRows * S::kCodePitch + in_stage * kStepBytes) {}
+
+  // The unit `half` (0 or 1) of this lane's in a row.
+  FL_DEVICE uint4 unit(int row, int half) const {
+    return *(const uint4*)(codes + row * S::kCodePitch + (half * 4 + lane_idx() % 4) * kUnitBytes);
   }
 };
 
@@ -117,8 +125,8 @@ FL_DEVICE void expand_unit(const uint4& unit, const uint32_t (&scale)[2], uint32
 }
 
 // A unit of both rows of this lane's, expanded.
-template <int kFormat, class S>
-FL_DEVICE void expand_rows(const TileStep<kFormat, S>& tile, int half, uint32_t (&left)[2][Step<kFormat>::kUnit / 2]) {
+template <int kFormat, class Tile>
+FL_DEVICE void expand_rows(const Tile& tile, int half, uint32_t (&left)[2][Step<kFormat>::kUnit / 2]) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     int row = lane_idx() / 4 + 8 * i;
@@ -151,14 +159,14 @@ struct StepActivations {
 };
 
 // A warp: acc += weights x activations, for one tile and step of a stage.
-template <int kFormat, class S>
-FL_DEVICE void multiply_tile(float (&acc)[4], const TileStep<kFormat, S>& tile, const StepActivations<kFormat>& b) {
+template <int kFormat, class Tile>
+FL_DEVICE void multiply_tile(float (&acc)[4], const Tile& tile, const StepActivations<kFormat>& b) {
   constexpr bool kScaled = kFormat == kWeightFp8Block;
   float part[4] = {kScaled ? 0.0f : acc[0], kScaled ? 0.0f : acc[1], kScaled ? 0.0f : acc[2], kScaled ? 0.0f : acc[3]};
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     uint32_t left[2][Step<kFormat>::kUnit / 2];
-    expand_rows(tile, half, left);
+    expand_rows<kFormat>(tile, half, left);
 #pragma unroll
     for (int k = 0; k < Step<kFormat>::kUnit / 2; k += 2) multiply_unit<kFormat>(part, left, b.halves[half], k);
   }
@@ -175,8 +183,6 @@ FL_DEVICE void multiply_tiles(float (&acc)[kHigh][kTiles][4], const unsigned cha
                               int step, int cols) {
   using F = Step<kFormat>;
   constexpr bool kScaled = kFormat == kWeightFp8Block;
-  // Activations of so many tiles are in registers at a time.
-  constexpr int kGroup = kTiles > 4 ? 2 : kTiles;
   int g = lane_idx() / 4, q = lane_idx() % 4;
   float part[kHigh][kTiles][4];
 #pragma unroll
@@ -189,19 +195,16 @@ FL_DEVICE void multiply_tiles(float (&acc)[kHigh][kTiles][4], const unsigned cha
     int at = step * F::kElements + (half * 4 + q) * F::kUnit;
     uint32_t left[kHigh][2][F::kUnit / 2];
 #pragma unroll
-    for (int m = 0; m < kHigh; ++m) expand_rows(TileStep<kFormat, S>(stage, first_tile + m, in_stage), half, left[m]);
+    for (int m = 0; m < kHigh; ++m) expand_rows<kFormat>(TileStep<kFormat, S>(stage, first_tile + m, in_stage), half, left[m]);
+    Activations<kFormat> b[kTiles];
 #pragma unroll
-    for (int first = 0; first < kTiles; first += kGroup) {
-      Activations<kFormat> b[kGroup];
+    for (int n = 0; n < kTiles; ++n) b[n].load(x(n), at, cols);
 #pragma unroll
-      for (int n = 0; n < kGroup; ++n) b[n].load(x(first + n), at, cols);
+    for (int k = 0; k < F::kUnit / 2; k += 2) {
 #pragma unroll
-      for (int k = 0; k < F::kUnit / 2; k += 2) {
+      for (int m = 0; m < kHigh; ++m) {
 #pragma unroll
-        for (int m = 0; m < kHigh; ++m) {
-#pragma unroll
-          for (int n = 0; n < kGroup; ++n) multiply_unit<kFormat>(part[m][first + n], left[m], b[n], k);
-        }
+        for (int n = 0; n < kTiles; ++n) multiply_unit<kFormat>(part[m][n], left[m], b[n], k);
       }
     }
   }

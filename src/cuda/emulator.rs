@@ -46,10 +46,11 @@ entries! {
     IndexLogitsFast, flashlane_emu_index_logits_fast;
     IndexLogitsSimple, flashlane_emu_index_logits_simple;
     IndexQuery, flashlane_emu_index_query;
+    IndexSelectFast, flashlane_emu_index_select_fast;
+    IndexSelectSimple, flashlane_emu_index_select_simple;
     IndexStore, flashlane_emu_index_store;
     Linear8, flashlane_emu_linear_8;
     Linear32, flashlane_emu_linear_32;
-    Linear64, flashlane_emu_linear_64;
     Fp4ToBf16, flashlane_emu_nvfp4_to_bf16;
     Fp4ToE4m3, flashlane_emu_nvfp4_to_e4m3;
     Fp4Quantize, flashlane_emu_nvfp4_quantize;
@@ -59,6 +60,8 @@ entries! {
     Router, flashlane_emu_router;
     Sample, flashlane_emu_sample;
     TopK, flashlane_emu_topk;
+    TopKCluster, flashlane_emu_topk_cluster;
+    TopKLong, flashlane_emu_topk_long;
 }
 
 /// The emulator has one block's state for the whole process.

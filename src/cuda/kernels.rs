@@ -45,10 +45,11 @@ kernels! {
     IndexLogitsFast, "index_logits", "index_logits_fast";
     IndexLogitsSimple, "index_logits", "index_logits_simple";
     IndexQuery, "index_query", "index_query";
+    IndexSelectFast, "index_select", "index_select_fast";
+    IndexSelectSimple, "index_select", "index_select_simple";
     IndexStore, "index_store", "index_store";
     Linear8, "linear", "linear_8";
     Linear32, "linear", "linear_32";
-    Linear64, "linear", "linear_64";
     Fp4ToBf16, "nvfp4", "nvfp4_to_bf16";
     Fp4ToE4m3, "nvfp4", "nvfp4_to_e4m3";
     Fp4Quantize, "nvfp4", "nvfp4_quantize";
@@ -58,6 +59,8 @@ kernels! {
     Router, "router", "router";
     Sample, "sample", "sample";
     TopK, "topk", "topk";
+    TopKCluster, "topk", "topk_cluster";
+    TopKLong, "topk_long", "topk_long";
 }
 
 /// Whether this build has compiled kernels.

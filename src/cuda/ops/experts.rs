@@ -9,8 +9,8 @@ use crate::ops::{Dtype, ExpertsDown, ExpertsUp};
 const MAX_EXPERTS: usize = 1024;
 /// So that a block's pairs fit 16 bits many times over.
 const MAX_CHOSEN: usize = 16;
-/// Output columns of a tile of `experts_up` and of `experts_down`, and the pairs of an item.
-const UP_COLUMNS: usize = 8;
+/// Output columns of a unit of `experts_up` and of a block of `experts_down`, and the pairs of an item.
+const UP_COLUMNS: usize = 16;
 const DOWN_COLUMNS: usize = 16;
 const ITEM_PAIRS: usize = 8;
 /// Tokens that one block serves.
@@ -19,13 +19,14 @@ const DOWN_TOKENS: usize = 64;
 /// Blocks that a multiprocessor holds at once.
 const RESIDENT: usize = 2;
 const WARPS: usize = 8;
-/// Bytes of dynamic shared memory: the tables of experts, the rings of weights, two sets of partial sums, and what an item and a pair take.
-const STAGE: usize = 16 * (8 * 128 + 64 + 8 * 16 + 16);
+/// Bytes of dynamic shared memory: the tables of experts, the rings of weights, two sets of partial sums, and what an item
+/// and a pair take.
 const ROUTES: usize = 4240;
 const UP_TABLES: usize = ROUTES + WARPS * ITEM_PAIRS * 2;
-const UP_RING: usize = 4 * STAGE;
-const DOWN_RING: usize = 3 * STAGE;
-const UP_SUMS: usize = 2 * WARPS * 8 * 17 * 4;
+const STAGE: usize = 16 * 128 + 16 * 16;
+const UP_RING: usize = WARPS * 4 * STAGE;
+const DOWN_RING: usize = WARPS * 3 * STAGE;
+const UP_SUMS: usize = 2 * WARPS * 2 * 8 * 17 * 4;
 const ITEM: usize = 8;
 const UP_PAIR: usize = 2;
 const DOWN_PAIR: usize = 4;

@@ -8,12 +8,11 @@ use crate::cuda::launch::Params;
 use crate::cuda::{CudaError, Kernel, Launch};
 use crate::ops::{Dtype, Epilogue, Linear};
 
-/// A kernel, the rows that one block serves, its tiles of weight rows, the blocks that share them, and its dynamic shared memory.
+/// A kernel, the rows that one block serves, its tiles of weight rows, and its dynamic shared memory.
 struct Shape {
     kernel: Kernel,
     rows: usize,
     tiles: usize,
-    blocks: usize,
     shared: usize,
 }
 
@@ -23,14 +22,13 @@ const fn stage(rows: usize, steps: usize) -> usize {
 }
 
 impl Shape {
-    /// The smallest that serves all rows at once, or the largest.
+    /// By the number of rows.
     fn of(rows: usize) -> Self {
-        let (kernel, rows, tiles, blocks, shared) = match rows {
-            0..=8 => (Kernel::Linear8, 8, 1, 1, 4 * stage(16, 8)),
-            9..=32 => (Kernel::Linear32, 32, 2, 1, 2 * stage(32, 8)),
-            _ => (Kernel::Linear64, 64, 8, 8, 3 * stage(128, 1)),
-        };
-        Self { kernel, rows, tiles, blocks, shared }
+        if rows <= 8 {
+            Self { kernel: Kernel::Linear8, rows: 8, tiles: 1, shared: 4 * stage(16, 8) }
+        } else {
+            Self { kernel: Kernel::Linear32, rows: 32, tiles: 2, shared: 2 * stage(32, 8) }
+        }
     }
 }
 
@@ -63,6 +61,6 @@ pub(super) fn launch(op: &Linear, b: &Bound<'_>) -> Result<Launch, CudaError> {
     let shape = Shape::of(op.rows);
     let columns = shape.tiles * if swiglu { 8 } else { 16 };
     let across = op.groups * (op.cols_out() / op.groups).div_ceil(columns);
-    let grid = [across * shape.blocks, op.rows.div_ceil(shape.rows), 1];
+    let grid = [across, op.rows.div_ceil(shape.rows), 1];
     Ok(Launch::new(shape.kernel, grid, 256, shape.shared, &params))
 }
