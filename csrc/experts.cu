@@ -2,265 +2,264 @@
 // the sum over a token's experts and the shared expert.
 //
 // Bytes: every active expert's weights once: 14.2 MB an expert in NVFP4 at 4096 x 2048, two thirds of it in `experts_up`.
-// Notes: (1) tokens stand on the narrow side of the matrix instruction, so one token and eight cost the same; (2) a block
-// of `experts_up` owns one expert and 32 output columns, 8 at a time (8 gate rows and 8 up rows): its warps share out K in
-// chunks of 128 and add in warp order; `experts_up_8` and `experts_up_32` differ in the tokens that a loaded weight serves; the grid's second axis is the s-th active expert, found from the ids on the device, so a captured
-// launch fits every routing; (3) a block of `experts_down` owns 16 output rows of up to 64 tokens and walks the active experts
-// in ascending order, a warp an expert: sums meet in shared memory in that order, with no atomics; (4) no sum depends on the
-// number of tokens or on their places; (5) ids outside 0..experts are skipped; an expert with no token costs nothing.
+// Notes: (1) weights stream through a ring of stages in shared memory for each warp (common/warp_ring.h), which runs on
+// across tiles and experts; each of a block's 8 warps has every eighth step of K; (2) tokens stand on the narrow side of the
+// matrix instruction, 8 at a time, so one token and eight cost the same; (3) `experts_up` spreads units of 16 columns (16
+// gate rows, 16 up rows) of the active experts evenly over a grid that fills the chip, and adds the warps' sums in order;
+// (4) a block of `experts_down` owns 16 output rows of up to 64 tokens and walks the active experts in ascending order; each
+// warp has its own sums over experts, added in warp order at the end, with no barrier on the way; (5) no sum depends on the
+// number of tokens or on their places, nor on the number of blocks or stages; (6) ids outside 0..experts are skipped; an
+// expert with no token costs nothing.
 #include "experts.h"
 
-#include "common/order.h"
 #include "common/pdl.h"
-#include "common/tile.h"
+#include "common/routes.h"
+#include "common/warp_ring.h"
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarp;
-constexpr int kMaxExperts = 1024;
-constexpr int kTiles = 4;
-constexpr int kPass = kTiles * kTileCols;
-constexpr int kGroupTokens = 64;
-constexpr int kMaxPairs = 1024;
-constexpr int kSums = kPass * kTilePitch;
-// Columns of a block of `experts_up`, 8 at a time.
-constexpr int kUpColumns = 32;
+// Stages of a warp's ring; `experts_up` takes two at a time, one of each of its tiles of 8 gate rows and 8 up rows.
+constexpr int kUpStages = 4;
+constexpr int kDownStages = 3;
+constexpr int kUpTiles = 2;
+constexpr int kUpColumns = 8 * kUpTiles;
+constexpr int kSums = kTileCols * kTilePitch;
+constexpr int kUpTokens = 256;
+constexpr int kDownTokens = 64;
 
 namespace {
 
-// One item of work: an expert and which of its passes of 32 pairs.
-struct Item {
-  int32_t expert, pass;
-};
+// A slot of this warp's ring of so many stages: one stage, or several neighbouring ones.
+template <int kStages, int kTiles>
+struct Slots {
+  static constexpr int kCount = kStages / kTiles, kRing = kWarps * kStages * kWarpStageBytes;
 
-FL_DEVICE void clear_words(uint32_t* words, int count) {
-  for (int i = threadIdx.x; i < count; i += kThreads) words[i] = 0;
-}
-
-// The index of the s-th set bit of `words`, one word a lane, or -1; to every lane of the warp.
-FL_DEVICE int nth_active(const uint32_t* words, int s) {
-  static_assert(kMaxExperts == kWarp * 32, "one word a lane");
-  uint32_t bits = words[lane_idx()];
-  int total, before = warp_exclusive_sum(__popc(bits), total);
-  bool mine = s >= before && s < before + __popc(bits);
-  for (int skip = s - before; mine && skip > 0; --skip) bits &= bits - 1;
-  unsigned votes = __ballot_sync(kFullMask, mine);
-  int index = 32 * lane_idx() + __ffs((int)bits) - 1;
-  return votes == 0 ? -1 : __shfl_sync(kFullMask, index, __ffs((int)votes) - 1);
-}
-
-// A warp collects, in order, the pairs begin..end (a pair is token * k + i) that chose `expert`: of those the ones from
-// `skip` on, at most `limit`. Gives the number collected.
-FL_DEVICE int collect(const int32_t* ids, int begin, int end, int expert, int skip, int limit, int32_t* pairs) {
-  int seen = 0;
-  for (int start = begin; start < end; start += kWarp) {
-    int pair = start + lane_idx();
-    bool chosen = pair < end && ids[pair] == expert;
-    unsigned votes = __ballot_sync(kFullMask, chosen);
-    int place = seen + __popc(votes & ((1u << lane_idx()) - 1)) - skip;
-    if (chosen && place >= 0 && place < limit) pairs[place] = pair;
-    seen += __popc(votes);
+  FL_DEVICE static unsigned char* at(unsigned char* ring, int slot) {
+    return ring + (warp_idx() * kStages + slot * kTiles) * kWarpStageBytes;
   }
-  __syncwarp();
-  return max(0, min(seen - skip, limit));
-}
+  FL_DEVICE static int next(int slot) { return slot + 1 == kCount ? 0 : slot + 1; }
+};
+using UpSlots = Slots<kUpStages, kUpTiles>;
+using DownSlots = Slots<kDownStages, 1>;
 
-// What the blocks of `experts_up` share within themselves.
-struct UpShared {
-  uint32_t active[kMaxExperts / 32];
-  int32_t pairs[kPass];
-  int32_t expert, count;
+struct alignas(16) UpShared {
+  Routes routes;
+  uint16_t pairs[kWarps][kItemPairs];
 };
 
-// Marks the experts that are chosen; pairs with none get a row of zeros, in the columns of this block.
-FL_DEVICE void find_active(const ExpertsUpParams& p, int first_column, int end_column, UpShared& s) {
-  clear_words(s.active, kMaxExperts / 32);
-  __syncthreads();
-  for (int i = threadIdx.x; i < p.rows * p.k; i += kThreads) {
-    int32_t id = p.ids[i];
-    if (id >= 0 && id < p.experts) {
-      atomicOr(&s.active[id / 32], 1u << (id % 32));
-    } else if (blockIdx.y == 0) {
-      for (int n = first_column; n < end_column; ++n) p.h[(int64_t)i * p.width + n] = 0;
+// A place in the units of `experts_up`, of which `tiles` make up an item; and in the order in which a warp takes its steps.
+struct UpCursor {
+  int unit, item, tile, step;
+
+  FL_DEVICE UpCursor(int first, int tiles) : unit(first), item(first / tiles), tile(first % tiles), step(warp_idx()) {}
+
+  FL_DEVICE void next_unit(int tiles) {
+    ++unit, step = warp_idx();
+    if (++tile == tiles) tile = 0, ++item;
+  }
+};
+
+template <int kFormat>
+FL_DEVICE void up_fetch(const ExpertsUpParams& p, const Item* items, int last, int tiles, UpCursor& at, unsigned char* stage) {
+  int steps = Step<kFormat>::count(p.hidden);
+  if (at.unit < last && at.step < steps) {
+#pragma unroll
+    for (int m = 0; m < kUpTiles; ++m) {
+      int base = at.tile * kUpColumns + m * 8, end = p.width - 1, width = p.width;
+      auto row = [=](int r) { return min(base + r % 8, end) + (r < 8 ? 0 : width); };
+      TileRows rows = tile_rows<kFormat>(p.weight, items[at.item].expert, 2 * p.width, p.hidden, row);
+      warp_fetch<kFormat>(stage + m * kWarpStageBytes, rows, at.step, p.hidden);
     }
   }
-  __syncthreads();
+  copies_commit();
+  at.step += kWarps;
+  if (at.step >= steps) at.next_unit(tiles);
 }
 
-// The sums of one tile of 8 columns for `count` pairs, to h.
-template <int kWide>
-FL_DEVICE void up_tile(const ExpertsUpParams& p, int base, const uint16_t* const (&x)[kWide], const UpShared& s,
-                       float global, float* partial) {
-  constexpr int kTileSums = kWide * kTileCols * kTilePitch;
-  int g = lane_idx() / 4, row = min(base + g, p.width - 1);
-  TileRows rows = tile_rows(p.weight, s.expert, 2 * p.width, p.hidden, row, p.width + row);
-  float acc[kWide][4] = {};
-  tile_product_any<kWide, 1>(acc, p.weight.format, rows, x, p.hidden, warp_idx(), kWarps);
-  tile_spill<kWide>(acc, partial + warp_idx() * kTileSums);
-  __syncthreads();
-  for (int i = threadIdx.x; i < s.count * 8; i += kThreads) {
-    int r = i % 8, column = i / 8;
-    if (base + r >= p.width) continue;
+// The block: sums of a unit's columns over the warps, to h.
+FL_DEVICE void up_store(const ExpertsUpParams& p, const Item& item, int first_column, const float* partial,
+                        const uint16_t* pairs, int first_pair) {
+  float global = tile_scale(p.weight, item.expert);
+  for (int i = threadIdx.x; i < item.count * kUpColumns; i += kThreads) {
+    int r = i % 8, tile = i / 8 % kUpTiles, n = i / kUpColumns, column = first_column + tile * 8 + r;
+    if (column >= p.width) continue;
     float gate = 0.0f, up = 0.0f;
+#pragma unroll
     for (int w = 0; w < kWarps; ++w) {
-      gate += partial[w * kTileSums + column * kTilePitch + r];
-      up += partial[w * kTileSums + column * kTilePitch + r + 8];
+      const float* sums = partial + (w * kUpTiles + tile) * kSums + n * kTilePitch;
+      gate += sums[r];
+      up += sums[r + 8];
     }
-    float value = swiglu(gate * global, up * global, p.limit) * p.weights[s.pairs[column]];
-    p.h[(int64_t)s.pairs[column] * p.width + base + r] = float_to_bf16(value);
+    int64_t pair = first_pair + pairs[n];
+    float value = swiglu(gate * global, up * global, p.limit) * p.weights[pair];
+    p.h[pair * p.width + column] = float_to_bf16(value);
   }
-  __syncthreads();
 }
 
-template <int kWide>
-FL_DEVICE void up_body(const ExpertsUpParams& p, UpShared& s, float* partial) {
-  int g = lane_idx() / 4, total = p.rows * p.k;
-  int first_column = blockIdx.x * kUpColumns, end_column = min(first_column + kUpColumns, p.width);
-  find_active(p, first_column, end_column, s);
-  if (warp_idx() == 0) {
-    int expert = nth_active(s.active, blockIdx.y);
-    if (lane_idx() == 0) s.expert = expert;
-  }
-  __syncthreads();
-  if (s.expert < 0) return;
-  float global = p.weight.format == kWeightNvfp4 ? p.weight.global[s.expert] : 1.0f;
-  for (int skip = 0;; skip += kWide * kTileCols) {
-    if (warp_idx() == 0) {
-      int count = collect(p.ids, 0, total, s.expert, skip, kWide * kTileCols, s.pairs);
-      if (lane_idx() == 0) s.count = count;
+template <int kFormat>
+FL_DEVICE void up_body(const ExpertsUpParams& p, const Item* items, const int16_t* kept, int first_pair, int num_pairs,
+                       UpShared& s, float* partial, unsigned char* ring) {
+  int tiles = (p.width + kUpColumns - 1) / kUpColumns, steps = Step<kFormat>::count(p.hidden), warp = warp_idx();
+  int64_t units = (int64_t)s.routes.num_items * tiles;
+  int first = (int)(units * blockIdx.x / gridDim.x), last = (int)(units * (blockIdx.x + 1) / gridDim.x);
+  int slot = 0, into = 0, collected = -1;
+  UpCursor at(first, tiles), ahead = at;
+#pragma unroll 1
+  for (; into < UpSlots::kCount - 1; ++into) up_fetch<kFormat>(p, items, last, tiles, ahead, UpSlots::at(ring, into));
+  for (; at.unit < last; at.next_unit(tiles)) {
+    Item item = items[at.item];
+    if (at.item != collected) collect_pairs(kept, num_pairs, item, s.pairs[warp]);
+    collected = at.item;
+    int g = lane_idx() / 4;
+    const uint16_t* x = nullptr;
+    if (g < item.count) x = p.x + (int64_t)((first_pair + s.pairs[warp][g]) / p.k) * p.hidden;
+    float acc[kUpTiles][1][4] = {};
+#pragma unroll 1
+    for (int step = warp; step < steps; step += kWarps) {
+      StepActivations<kFormat> b;
+      b.load(x, step, p.hidden);
+      copies_wait<UpSlots::kCount - 2>();
+      __syncwarp();
+      up_fetch<kFormat>(p, items, last, tiles, ahead, UpSlots::at(ring, into));
+      const unsigned char* stage = UpSlots::at(ring, slot);
+#pragma unroll
+      for (int m = 0; m < kUpTiles; ++m) multiply_tile<kFormat>(acc[m][0], WarpStep<kFormat>(stage + m * kWarpStageBytes), b);
+      into = UpSlots::next(into), slot = UpSlots::next(slot);
     }
+    // Two sets of sums by turns: the one that is written now was read before the barrier of the unit before.
+    float* sums = partial + at.unit % 2 * kWarps * kUpTiles * kSums;
+#pragma unroll
+    for (int m = 0; m < kUpTiles; ++m) tile_spill<1>(acc[m], sums + (warp * kUpTiles + m) * kSums);
     __syncthreads();
-    if (s.count == 0) return;
-    const uint16_t* x[kWide];
-#pragma unroll
-    for (int n = 0; n < kWide; ++n) {
-      int at = n * kTileCols + g;
-      x[n] = at < s.count ? p.x + (int64_t)(s.pairs[at] / p.k) * p.hidden : nullptr;
-    }
-    for (int base = first_column; base < end_column; base += 8) up_tile<kWide>(p, base, x, s, global, partial);
+    up_store(p, item, at.tile * kUpColumns, sums, s.pairs[warp], first_pair);
   }
 }
 
-struct DownShared {
-  uint32_t counts[kMaxExperts];
-  Item items[kMaxPairs];
-  int32_t num_items;
-  int32_t pairs[kWarps][kPass];
-  int32_t pair_count[kWarps];
-  float rows[kGroupTokens * kTileRows];
-};
-
-// Lists the work of a group of tokens: each expert that they chose, as often as it takes `pass` pairs at a time.
-FL_DEVICE void list_items(const ExpertsDownParams& p, int begin, int end, int pass, DownShared& s) {
-  clear_words(s.counts, kMaxExperts);
-  __syncthreads();
-  for (int i = begin + threadIdx.x; i < end; i += kThreads) {
-    int32_t id = p.ids[i];
-    if (id >= 0 && id < p.experts) atomicAdd(&s.counts[id], 1u);
+// Pairs with no expert get a row of zeros, its columns shared out over the grid.
+FL_DEVICE void clear_invalid(const ExpertsUpParams& p, const int16_t* kept, int first_pair, int num_pairs) {
+  for (int i = 0; i < num_pairs; ++i) {
+    if (kept[i] >= 0) continue;
+    uint16_t* row = p.h + (int64_t)(first_pair + i) * p.width;
+    for (int n = blockIdx.x * kThreads + threadIdx.x; n < p.width; n += gridDim.x * kThreads) row[n] = 0;
   }
-  __syncthreads();
-  if (warp_idx() == 0) {
-    int placed = 0;
-    for (int start = 0; start < kMaxExperts; start += kWarp) {
-      int passes = ((int)s.counts[start + lane_idx()] + pass - 1) / pass, all;
-      int at = placed + warp_exclusive_sum(passes, all);
-      for (int i = 0; i < passes; ++i) s.items[at + i] = Item{start + lane_idx(), i};
-      placed += all;
-    }
-    if (lane_idx() == 0) s.num_items = placed;
-  }
-  __syncthreads();
 }
 
-// A warp: the sums of one item, to `partial`.
-template <int kWide>
-FL_DEVICE int down_item(const ExpertsDownParams& p, const Item& item, int begin, int end, int base, int32_t* pairs,
-                        float* partial) {
-  int g = lane_idx() / 4;
-  int count = collect(p.ids, begin, end, item.expert, item.pass * kWide * kTileCols, kWide * kTileCols, pairs);
-  int a = min(base + g, p.hidden - 1), b = min(base + g + 8, p.hidden - 1);
-  TileRows rows = tile_rows(p.weight, item.expert, p.hidden, p.width, a, b);
-  const uint16_t* x[kWide];
-#pragma unroll
-  for (int n = 0; n < kWide; ++n) {
-    int at = n * kTileCols + g;
-    x[n] = at < count ? p.h + (int64_t)pairs[at] * p.width : nullptr;
+template <int kFormat>
+FL_DEVICE void down_fetch(const ExpertsDownParams& p, const Item* items, int num_items, int base, int& item, int& step,
+                          unsigned char* stage) {
+  int steps = Step<kFormat>::count(p.width);
+  if (item < num_items && step < steps) {
+    int last = p.hidden - 1;
+    auto row = [=](int r) { return min(base + r, last); };
+    TileRows rows = tile_rows<kFormat>(p.weight, items[item].expert, p.hidden, p.width, row);
+    warp_fetch<kFormat>(stage, rows, step, p.width);
   }
-  float acc[kWide][4] = {};
-  tile_product_any<kWide, 1>(acc, p.weight.format, rows, x, p.width, 0, 1);
-  float global = p.weight.format == kWeightNvfp4 ? p.weight.global[item.expert] : 1.0f;
-#pragma unroll
-  for (int n = 0; n < kWide; ++n) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) acc[n][i] *= global;
-  }
-  tile_spill<kWide>(acc, partial);
-  return count;
+  copies_commit();
+  step += kWarps;
+  if (step >= steps) step = warp_idx(), ++item;
 }
 
-template <int kWide>
-FL_DEVICE void down_body(const ExpertsDownParams& p, DownShared& s, float* partial) {
-  constexpr int kItemSums = kWide * kTileCols * kTilePitch;
-  int first_token = blockIdx.x * kGroupTokens, base = blockIdx.y * kTileRows;
-  int tokens = min(kGroupTokens, p.rows - first_token);
-  int begin = first_token * p.k, end = begin + tokens * p.k;
-  int warp = warp_idx();
-  for (int i = threadIdx.x; i < kGroupTokens * kTileRows; i += kThreads) s.rows[i] = 0.0f;
-  list_items(p, begin, end, kWide * kTileCols, s);
-
-  int total = s.num_items;
-  for (int round = 0; round < total; round += kWarps) {
-    int count = 0;
-    if (round + warp < total) {
-      count = down_item<kWide>(p, s.items[round + warp], begin, end, base, s.pairs[warp], partial + warp * kItemSums);
+// A warp adds an item's products to its sums [token][row]; pairs in order, as a token may have chosen an expert twice.
+FL_DEVICE void down_add(const ExpertsDownParams& p, const float (&acc)[4], const Item& item, const uint16_t* pairs,
+                        float* sums) {
+  float global = tile_scale(p.weight, item.expert);
+  int g = lane_idx() / 4, q = lane_idx() % 4;
+  for (int n = 0; n < item.count; ++n) {
+    if (q == n / 2) {
+      float* row = sums + pairs[n] / p.k * kTileRows;
+      row[g] += (n % 2 ? acc[1] : acc[0]) * global;
+      row[g + 8] += (n % 2 ? acc[3] : acc[2]) * global;
     }
-    if (lane_idx() == 0) s.pair_count[warp] = count;
-    __syncthreads();
-    // A thread owns one row of every 16th token and adds in item order, then in pair order.
-    int r = threadIdx.x % kTileRows, mine = threadIdx.x / kTileRows;
-    for (int w = 0; w < kWarps; ++w) {
-      for (int n = 0; n < s.pair_count[w]; ++n) {
-        int token = s.pairs[w][n] / p.k - first_token;
-        if (token % (kThreads / kTileRows) != mine) continue;
-        s.rows[token * kTileRows + r] += partial[w * kItemSums + n * kTilePitch + r];
-      }
-    }
-    __syncthreads();
+    __syncwarp();
   }
+}
 
+template <int kFormat>
+FL_DEVICE void down_body(const ExpertsDownParams& p, const Item* items, int num_items, const uint16_t* pairs, int first_pair,
+                         int base, float* sums, unsigned char* ring) {
+  int steps = Step<kFormat>::count(p.width), warp = warp_idx(), slot = 0, into = 0, item_ahead = 0, step_ahead = warp;
+  if (warp >= steps) return;
+#pragma unroll 1
+  for (; into < DownSlots::kCount - 1; ++into) {
+    down_fetch<kFormat>(p, items, num_items, base, item_ahead, step_ahead, DownSlots::at(ring, into));
+  }
+  for (int i = 0; i < num_items; ++i) {
+    Item item = items[i];
+    int g = lane_idx() / 4;
+    const uint16_t* x = nullptr;
+    if (g < item.count) x = p.h + (int64_t)(first_pair + pairs[item.first + g]) * p.width;
+    float acc[4] = {};
+#pragma unroll 1
+    for (int step = warp; step < steps; step += kWarps) {
+      StepActivations<kFormat> b;
+      b.load(x, step, p.width);
+      copies_wait<DownSlots::kCount - 2>();
+      __syncwarp();
+      down_fetch<kFormat>(p, items, num_items, base, item_ahead, step_ahead, DownSlots::at(ring, into));
+      multiply_tile<kFormat>(acc, WarpStep<kFormat>(DownSlots::at(ring, slot)), b);
+      into = DownSlots::next(into), slot = DownSlots::next(slot);
+    }
+    down_add(p, acc, item, pairs + item.first, sums);
+  }
+}
+
+// y = the warps' sums in order, and the shared expert last.
+FL_DEVICE void down_store(const ExpertsDownParams& p, int first_token, int tokens, int base, const float* sums) {
   for (int i = threadIdx.x; i < tokens * kTileRows; i += kThreads) {
-    int r = i % kTileRows, token = first_token + i / kTileRows;
+    int r = i % kTileRows;
     if (base + r >= p.hidden) continue;
-    int64_t at = (int64_t)token * p.hidden + base + r;
-    p.y[at] = float_to_bf16(s.rows[i] + bf16_to_float(p.shared[at]));
+    float total = 0.0f;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) total += sums[w * tokens * kTileRows + i];
+    int64_t at = (int64_t)(first_token + i / kTileRows) * p.hidden + base + r;
+    p.y[at] = float_to_bf16(total + bf16_to_float(p.shared[at]));
   }
 }
 
 }  // namespace
 
-FL_KERNEL_BLOCKS(kThreads, 3, experts_up_8, ExpertsUpParams) {
-  __shared__ UpShared s;
-  __shared__ float partial[kWarps * kTileCols * kTilePitch];
+// Dynamic shared memory: UpShared, ring, sums, items, then the ids of min(rows, 256) * k pairs.
+FL_KERNEL_BLOCKS(kThreads, 2, experts_up, ExpertsUpParams) {
+  FL_DYNAMIC_SHARED(dynamic);
   pdl_wait();
-  up_body<1>(p, s, partial);
+  int first_pair = blockIdx.y * kUpTokens * p.k, num_pairs = min(kUpTokens, p.rows - (int)blockIdx.y * kUpTokens) * p.k;
+  UpShared& s = *(UpShared*)dynamic;
+  unsigned char* ring = dynamic + sizeof(UpShared);
+  float* partial = (float*)(ring + UpSlots::kRing);
+  Item* items = (Item*)(partial + 2 * kWarps * kUpTiles * kSums);
+  int16_t* kept = (int16_t*)(items + p.items);
+  find_items<kThreads>(p.ids, first_pair, first_pair + num_pairs, p.experts, kept, items, s.routes);
+  if (s.routes.invalid) clear_invalid(p, kept, first_pair, num_pairs);
+  switch (p.weight.format) {
+    case kWeightBf16: return up_body<kWeightBf16>(p, items, kept, first_pair, num_pairs, s, partial, ring);
+    case kWeightFp8Block: return up_body<kWeightFp8Block>(p, items, kept, first_pair, num_pairs, s, partial, ring);
+    case kWeightNvfp4: return up_body<kWeightNvfp4>(p, items, kept, first_pair, num_pairs, s, partial, ring);
+    default: return up_body<kWeightMxfp4>(p, items, kept, first_pair, num_pairs, s, partial, ring);
+  }
 }
 
-FL_KERNEL(kThreads, experts_up_32, ExpertsUpParams) {
-  __shared__ UpShared s;
-  __shared__ float partial[kWarps * kSums];
+// Dynamic shared memory: Routes, ring, the warps' sums, items, then the ids and the order of min(rows, 64) * k pairs.
+FL_KERNEL_BLOCKS(kThreads, 2, experts_down, ExpertsDownParams) {
+  FL_DYNAMIC_SHARED(dynamic);
   pdl_wait();
-  up_body<kTiles>(p, s, partial);
-}
-
-FL_KERNEL_BLOCKS(kThreads, 2, experts_down_8, ExpertsDownParams) {
-  __shared__ DownShared s;
-  FL_DYNAMIC_SHARED(partial);
-  pdl_wait();
-  down_body<1>(p, s, (float*)partial);
-}
-
-FL_KERNEL(kThreads, experts_down_32, ExpertsDownParams) {
-  __shared__ DownShared s;
-  FL_DYNAMIC_SHARED(partial);
-  pdl_wait();
-  down_body<kTiles>(p, s, (float*)partial);
+  int first_token = blockIdx.y * kDownTokens, base = blockIdx.x * kTileRows;
+  int tokens = min(kDownTokens, p.rows - first_token), first_pair = first_token * p.k, num_pairs = tokens * p.k;
+  Routes& s = *(Routes*)dynamic;
+  unsigned char* ring = dynamic + sizeof(Routes);
+  float* sums = (float*)(ring + DownSlots::kRing);
+  Item* items = (Item*)(sums + kWarps * tokens * kTileRows);
+  int16_t* kept = (int16_t*)(items + p.items);
+  uint16_t* pairs = (uint16_t*)(kept + num_pairs);
+  for (int i = threadIdx.x; i < kWarps * tokens * kTileRows; i += kThreads) sums[i] = 0.0f;
+  find_items<kThreads>(p.ids, first_pair, first_pair + num_pairs, p.experts, kept, items, s);
+  sort_pairs<kThreads>(kept, num_pairs, items, s, pairs);
+  float* mine = sums + warp_idx() * tokens * kTileRows;
+  switch (p.weight.format) {
+    case kWeightBf16: down_body<kWeightBf16>(p, items, s.num_items, pairs, first_pair, base, mine, ring); break;
+    case kWeightFp8Block: down_body<kWeightFp8Block>(p, items, s.num_items, pairs, first_pair, base, mine, ring); break;
+    case kWeightNvfp4: down_body<kWeightNvfp4>(p, items, s.num_items, pairs, first_pair, base, mine, ring); break;
+    default: down_body<kWeightMxfp4>(p, items, s.num_items, pairs, first_pair, base, mine, ring); break;
+  }
+  __syncthreads();
+  down_store(p, first_token, tokens, base, sums);
 }

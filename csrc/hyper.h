@@ -17,6 +17,8 @@ typedef struct {
   int32_t sinkhorn_iters;
   float eps;
   float hc_eps;
+  int32_t rows;        /* T */
+  int32_t per_cluster; /* tokens of a cluster, at most 8 */
   int32_t pad;
 } HyperPreParams;
 

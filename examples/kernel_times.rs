@@ -1,4 +1,5 @@
 //! Times of the kernels on this machine's GPU, as JSON: `cargo run --release -p flashlane --features cuda --example kernel_times`.
+//! Names after `--` (`index_logits topk …`, as in [`Suite::all`]) choose some of them.
 //!
 //! Each case is a step of several nodes over distinct data, captured and replayed; the second-level cache is cleared before
 //! each replay, and the median of the replays, divided by the nodes, is the figure: launch gaps inside the graph count. Beside
@@ -14,8 +15,8 @@ use flashlane::format::index_row::IndexFormat;
 use flashlane::format::kv_row::KvFormat;
 use flashlane::ops::{
     Attention, BufferId, Compressed, Dtype, Epilogue, ExpertsDown, ExpertsUp, HyperPost, HyperPre,
-    IndexLogits, IndexQuery, IndexStore, Linear, Op, Paged, Query, RmsNorm, RopeStore, Router, Routing,
-    StateLayout, Tokens, TopK, Value,
+    IndexLogits, IndexQuery, IndexSelect, IndexStore, Linear, Op, Paged, Query, RmsNorm, RopeStore, Router,
+    Routing, StateLayout, Tokens, TopK, Value,
 };
 use flashlane::step::{
     Buffer, Bytes, Class, Graph, LaneId, LaneInfo, Memory, Node, Plan, PoolId, Resident, StateId, WeightId,
@@ -218,6 +219,8 @@ struct Case {
 struct Suite {
     backend: Arc<dyn Backend>,
     cases: Vec<Case>,
+    /// Empty: all.
+    wanted: Vec<String>,
 }
 
 impl Suite {
@@ -236,12 +239,13 @@ impl Suite {
         Ok(())
     }
 
-    fn logits(
+    /// Scores of `rows` rows for each of `batch` tokens: the logits, or the `select` best.
+    fn scores(
         &mut self,
         reader: IndexReader,
         format: IndexFormat,
-        batch: usize,
-        rows: usize,
+        (batch, rows): (usize, usize),
+        select: Option<usize>,
     ) -> Result<(), CudaError> {
         let mut b = Bench::new(&self.backend);
         let heads = 64;
@@ -265,22 +269,27 @@ impl Suite {
             };
             let scales = (format.scale_bytes() > 0).then(|| b.value(Dtype::U8, ones.len(), ones));
             let weights = b.real(Dtype::F32, batch * heads);
-            let logits = b.out(Dtype::F32, batch * rows);
-            b.node(Op::IndexLogits(IndexLogits {
-                tokens,
-                codes,
-                scales,
-                weights,
-                keys,
-                logits,
-                heads,
-                format,
-                scale: 0.011,
-            }));
+            let scale = 0.011;
+            if let Some(k) = select {
+                let selected = b.out(Dtype::I32, batch * k);
+                let op =
+                    IndexSelect { tokens, codes, scales, weights, keys, selected, k, heads, format, scale };
+                b.node(Op::IndexSelect(op));
+            } else {
+                let logits = b.out(Dtype::F32, batch * rows);
+                let op = IndexLogits { tokens, codes, scales, weights, keys, logits, heads, format, scale };
+                b.node(Op::IndexLogits(op));
+            }
         }
-        let bytes = batch * (rows * (format.row_bytes() + 4) + heads * (format.row_bytes() + 4));
-        let name = if reader == IndexReader::Fast { "index_logits_fast" } else { "index_logits_simple" };
-        self.add(name, format!("{format:?} {batch} x {rows}"), bytes, b, reader)
+        let written = select.map_or(4 * rows, |k| 4 * k);
+        let bytes = batch * (rows * format.row_bytes() + written + heads * (format.row_bytes() + 4));
+        let name = match (select, reader) {
+            (Some(_), _) => "index_select",
+            (None, IndexReader::Fast) => "index_logits_fast",
+            (None, IndexReader::Simple) => "index_logits_simple",
+        };
+        let chosen = select.map_or(String::new(), |k| format!(", k {k}"));
+        self.add(name, format!("{format:?} {batch} x {rows}{chosen}"), bytes, b, reader)
     }
 
     fn topk(&mut self, batch: usize, rows: usize, k: usize) -> Result<(), CudaError> {
@@ -600,43 +609,68 @@ impl Suite {
         self.add("router", shape(), rows * (1024 + 48), b, IndexReader::Fast)
     }
 
+    fn wants(&self, name: &str) -> bool {
+        self.wanted.is_empty() || self.wanted.iter().any(|w| w == name)
+    }
+
     fn all(&mut self) -> Result<(), CudaError> {
-        for format in [IndexFormat::Fp8, IndexFormat::Bf16, IndexFormat::Fp4] {
-            for (batch, rows) in [(1, 2048), (1, 32768), (1, 262_144), (8, 32768), (64, 2048), (64, 32768)] {
-                self.logits(IndexReader::Fast, format, batch, rows)?;
+        if self.wants("index_logits") {
+            self.all_logits()?;
+        }
+        if self.wants("index_select") {
+            let shapes = [1, 8, 64].map(|batch| [2048, 8192, 32768].map(|rows| (batch, rows)));
+            for &shape in shapes.iter().flatten() {
+                self.scores(IndexReader::Fast, IndexFormat::Fp8, shape, Some(512))?;
             }
-            self.logits(IndexReader::Simple, format, 1, 32768)?;
         }
-        self.logits(IndexReader::Fast, IndexFormat::Fp8, 64, 262_144)?;
-        for (batch, rows) in [(1, 2048), (1, 32768), (1, 262_144), (8, 32768), (64, 2048), (64, 32768)] {
-            self.topk(batch, rows, 512)?;
+        if self.wants("topk") {
+            let shapes = [1, 8, 64].map(|batch| [2048, 8192, 32768, 262_144].map(|rows| (batch, rows)));
+            shapes.iter().flatten().try_for_each(|&(batch, rows)| self.topk(batch, rows, 512))?;
         }
-        for format in [IndexFormat::Bf16, IndexFormat::Fp8, IndexFormat::Fp4] {
-            self.index_store(format, 1)?;
-            self.index_store(format, 64)?;
+        if self.wants("index_store") {
+            for format in [IndexFormat::Bf16, IndexFormat::Fp8, IndexFormat::Fp4] {
+                self.index_store(format, 1)?;
+                self.index_store(format, 64)?;
+            }
         }
-        for rows in [1, 8, 64] {
-            self.experts(MatrixFormat::Nvfp4, rows)?;
+        if self.wants("experts") {
+            [1, 8, 64].iter().try_for_each(|&rows| self.experts(MatrixFormat::Nvfp4, rows))?;
+            self.experts(MatrixFormat::Mxfp4, 8)?;
         }
-        self.experts(MatrixFormat::Mxfp4, 8)?;
-        for rows in [1, 8, 64, 256] {
-            self.linear(MatrixFormat::Nvfp4, rows, 4096, 4096)?;
-            self.linear(MatrixFormat::Fp8Block, rows, 4096, 4096)?;
-            self.linear(MatrixFormat::Bf16, rows, 4096, 4096)?;
+        if self.wants("linear") {
+            for rows in [1, 8, 64, 256] {
+                self.linear(MatrixFormat::Nvfp4, rows, 4096, 4096)?;
+                self.linear(MatrixFormat::Fp8Block, rows, 4096, 4096)?;
+                self.linear(MatrixFormat::Bf16, rows, 4096, 4096)?;
+            }
         }
-        for batch in [1, 8, 64] {
-            self.attention(KvFormat::Fp8, batch)?;
+        if self.wants("attention") {
+            [1, 8, 64].iter().try_for_each(|&batch| self.attention(KvFormat::Fp8, batch))?;
+            self.attention(KvFormat::Bf16, 8)?;
         }
-        self.attention(KvFormat::Bf16, 8)?;
-        self.small(1)?;
-        self.small(64)
+        if self.wants("small") {
+            self.small(1)?;
+            self.small(64)?;
+        }
+        Ok(())
+    }
+
+    fn all_logits(&mut self) -> Result<(), CudaError> {
+        let shapes =
+            [(1, 2048), (1, 32768), (1, 262_144), (8, 32768), (64, 2048), (64, 32768), (64, 262_144)];
+        for format in [IndexFormat::Fp8, IndexFormat::Bf16, IndexFormat::Fp4] {
+            shapes.iter().try_for_each(|&shape| self.scores(IndexReader::Fast, format, shape, None))?;
+            self.scores(IndexReader::Simple, format, (1, 32768), None)?;
+        }
+        Ok(())
     }
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let gpu = Gpu::open(0)?;
     let name = gpu.device_name()?;
-    let mut suite = Suite { backend: Arc::new(gpu), cases: Vec::new() };
+    let wanted = std::env::args().skip(1).collect();
+    let mut suite = Suite { backend: Arc::new(gpu), cases: Vec::new(), wanted };
     let outcome = suite.all();
     let cases = suite.cases.iter().map(
         |c| serde_json::json!({ "kernel": c.kernel, "shape": c.shape, "bytes": c.bytes, "us": c.micros }),

@@ -8,11 +8,13 @@ use flashlane::engine::{
     Device, Engine, EngineConfig, Event, FinishReason, Generate, GenerateRequest, HostDevice, Prepared, RING,
     RequestHandle, SamplingParams, Token, Wanted,
 };
-use flashlane::model::{CacheLayout, ModelWeights, load};
+use flashlane::format::index_row::IndexFormat;
+use flashlane::model::{CacheLayout, ModelWeights, StepShape, load};
 use flashlane::ops::Embed;
 use flashlane::step::HostIo;
 
 use crate::engine::{PROMPTS, SERVED, collect, config, idle, model, request};
+use crate::world::{Executor, World, world};
 
 /// A launched step, by what its inputs said.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -193,6 +195,31 @@ fn aborts_cost_at_most_a_row() {
     let stats = engine.stats();
     assert_eq!((stats.finished, stats.aborted), (24, 24));
     assert!(stats.discarded_rows <= 24, "{stats:?}");
+}
+
+/// A step that runs again on the same inputs leaves the same bytes, carried tokens included: it writes no cell that it reads.
+#[test]
+fn a_step_that_runs_again_gives_the_same_bytes() {
+    let decode = [(511, 1), (130, 1), (0, 0), (258, 1)];
+    for (shape, requests) in
+        [(StepShape::decode(4, 1024), &decode[..]), (StepShape::prefill(1024), &[(256, 200)])]
+    {
+        let World { step, plan, mut memory, mut resident, executors } =
+            world(IndexFormat::Fp4, shape, requests, 5);
+        let weights = executors.iter().find_map(|e| match e {
+            Executor::Cpu(weights) => Some(weights),
+            Executor::Reference(_) => None,
+        });
+        let before = resident.states.iter().map(|s| s.to_vec()).collect::<Vec<_>>();
+        let mut run = || {
+            cpu::serial::run_step(&step.graph, &plan, &mut memory, &mut resident, weights.unwrap()).unwrap();
+            let kept = resident.pools.iter().chain(&resident.states).map(|b| b.to_vec());
+            (memory.outputs().to_vec(), kept.collect::<Vec<_>>())
+        };
+        let first = run();
+        assert!(first.1[first.1.len() - before.len()..] != before, "states are written");
+        assert!(first == run(), "{shape}");
+    }
 }
 
 fn long(max_num_seqs: usize) -> EngineConfig {

@@ -181,7 +181,8 @@ impl Setup {
     }
 
     /// The exact head and its bound. A score is off by 514 eps scale sum |q k|; an exponential by that, by the rounding of
-    /// its argument and by 16 more, in numerator and denominator; summing N rows adds N eps.
+    /// its argument and by 16 more, in numerator and denominator; summing N rows adds N eps. A weight may be rounded to the
+    /// activation type.
     fn exact(&self, t: usize, h: usize) -> Off {
         let mut o = Off::exact(vec![0.0; HEAD_DIM]);
         let Ok(position) = usize::try_from(self.positions[t]) else { return o };
@@ -201,7 +202,9 @@ impl Setup {
         let low = scores.iter().fold(sink, |m, s| m.min(s.0));
         let total: f64 = (sink - top).exp() + scores.iter().map(|s| (s.0 - top).exp()).sum::<f64>();
         let worst = scores.iter().fold(0.0, |m: f64, s| m.max(s.1));
-        let relative = 2.0 * worst + (2.0 * (top - low + 16.0) + scores.len() as f64) * EPS;
+        let relative = 2.0 * worst
+            + (2.0 * (top - low + 16.0) + scores.len() as f64) * EPS
+            + if self.dtype == Dtype::Bf16 { 1.0 / 512.0 } else { 0.0 };
         for (score, _, key) in &scores {
             let p = (score - top).exp() / total;
             for (i, v) in key.iter().enumerate() {
@@ -343,6 +346,25 @@ fn a16_all_indices_absent_and_only_the_sink_left() {
     setup.broken = vec![(true, 0, 0, i32::MIN)];
     for out in setup.judge() {
         assert!(out.iter().all(|v| *v == 0.0));
+    }
+}
+
+/// Enough tokens for blocks that take all rows of theirs, and one token, whose rows a cluster shares: the same bits. The first
+/// token has more tiles of rows than there are blocks in a cluster.
+#[test]
+fn many_tokens_change_no_bit_of_one() {
+    for (format, dtype) in [(KvFormat::Fp8, Dtype::Bf16), (KvFormat::Bf16, Dtype::Bf16)] {
+        let mut draw = Draw::new(23);
+        let mut positions = vec![699];
+        positions.extend((0..49).map(|i| i * 3 - 1));
+        let mut setup = Setup::drawn(&mut draw, format, 1, 1, &positions, Some(4));
+        setup.dtype = dtype;
+        let seen = |t: usize| (0..400).map(|i| if t == 0 { i % 170 } else { i - 390 }).collect();
+        setup.extra = Extra::Selected((0..positions.len()).map(seen).collect());
+        let whole = setup.judge();
+        for (one, all) in setup.alone(&mut draw).judge().iter().zip(&whole) {
+            assert_eq!(one[..], all[..one.len()]);
+        }
     }
 }
 

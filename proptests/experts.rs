@@ -1,5 +1,6 @@
 //! `experts` against the oracle: any distribution of tokens over experts.
 
+use flashlane::format::{amax, fp8_block, mxfp4, nvfp4};
 use flashlane::ops::{ExpertsDown, ExpertsUp, Op};
 use proptest::prelude::*;
 
@@ -58,6 +59,21 @@ fn some_ids(shape: Shape, seed: u64) -> Vec<i32> {
             _ => i32::try_from(draw.below(shape.experts)).unwrap(),
         })
         .collect()
+}
+
+/// The last token's part.
+fn last_token(shape: Shape, whole: &Data) -> Data {
+    let Shape { k, hidden, width, rows, .. } = shape;
+    let last = rows - 1;
+    Data {
+        x: whole.x[last * hidden..].to_vec(),
+        ids: whole.ids[last * k..].to_vec(),
+        scale: whole.scale[last * k..].to_vec(),
+        up: whole.up.clone(),
+        h: whole.h[last * k * width..].to_vec(),
+        down: whole.down.clone(),
+        shared: whole.shared[last * hidden..].to_vec(),
+    }
 }
 
 fn up(shape: Shape, data: &Data, limit: f32) -> (Case, Value) {
@@ -198,6 +214,64 @@ fn q11_all_on_one_expert_on_the_last_or_on_none() {
     judge(shape, one, 4, 10.0);
 }
 
+/// `values` in the formats of checkpoints, in rows of `cols`.
+fn formats(values: &[f32], cols: usize) -> [Stored; 3] {
+    let (codes, scales) = fp8_block::quantize(values, cols).unwrap();
+    let fp8 = Stored::Fp8 { codes, scales };
+    let (codes, scales) = mxfp4::quantize(values).unwrap();
+    let mx = Stored::MxFp4 { codes, scales };
+    let nv = nvfp4::quantize(values, nvfp4::scale2_for(amax(values))).unwrap();
+    [fp8, mx, Stored::NvFp4 { codes: nv.codes, scales: nv.scales, scale2: nv.scale2 }]
+}
+
+fn tail(all: &[f64], len: usize) -> &[f64] {
+    &all[all.len() - len..]
+}
+
+/// Rows of whole steps of weights, more of them than a warp has stages, some pairs without an expert, and more than eight
+/// pairs on one; what a format decodes to is exact, so the bounds are those of its values. The last token alone has the same
+/// bits.
+fn judge_formats(hidden: usize, width: usize) {
+    let shape = Shape { rows: 12, experts: 3, k: 2, hidden, width, dtype: Dtype::Bf16 };
+    let ids = vec![2, 0, 2, 1, -1, 2, 2, 2, 0, 2, 2, 3, 2, 0, 1, 2, 2, 0, 2, 1, 0, 2, 0, 2];
+    let mut whole = data(shape, ids, 9);
+    let (ups, downs) = (formats(&whole.up, hidden), formats(&whole.down, width));
+    let one = Shape { rows: 1, ..shape };
+    for (as_up, as_down) in ups.into_iter().zip(downs) {
+        let (mut up_case, h) = up(shape, &whole, 10.0);
+        up_case.weights[0].1.stored = as_up.clone();
+        whole.up = up_case.weights[0].1.values().unwrap();
+        let (mut down_case, y) = down(shape, &whole);
+        down_case.weights[0].1.stored = as_down.clone();
+        whole.down = down_case.weights[0].1.values().unwrap();
+        let (ups, downs) = (up_case.run(), down_case.run());
+        ups.agree_within(&h, &up_bound(shape, &whole, 10.0));
+        downs.agree_within(&y, &down_bound(shape, &whole));
+
+        let alone = last_token(shape, &whole);
+        let (mut up_one, h_one) = up(one, &alone, 10.0);
+        up_one.weights[0].1.stored = as_up;
+        let (mut down_one, y_one) = down(one, &alone);
+        down_one.weights[0].1.stored = as_down;
+        for (many, a, single, b) in [(ups, h, up_one.run(), h_one), (downs, y, down_one.run(), y_one)] {
+            for (found, one) in many.all.iter().zip(&single.all) {
+                let one = one.real(&b);
+                assert_eq!(tail(&found.real(&a), one.len()), one, "{}", found.executor);
+            }
+        }
+    }
+}
+
+#[test]
+fn every_storage_format_is_the_oracles() {
+    judge_formats(512, 256);
+}
+
+#[test]
+fn rows_that_end_within_a_step_are_the_oracles() {
+    judge_formats(384, 64);
+}
+
 proptest! {
     #![proptest_config(config(24))]
 
@@ -211,23 +285,12 @@ proptest! {
     fn rows_are_independent(shape in shapes(), seed: u64) {
         let ids = some_ids(shape, seed);
         let whole = data(shape, ids, seed);
-        let Shape { k, hidden, width, rows, .. } = shape;
-        let last = rows - 1;
-        let one = Shape { rows: 1, ..shape };
-        let alone = Data {
-            x: whole.x[last * hidden..].to_vec(),
-            ids: whole.ids[last * k..].to_vec(),
-            scale: whole.scale[last * k..].to_vec(),
-            up: whole.up.clone(),
-            h: whole.h[last * k * width..].to_vec(),
-            down: whole.down.clone(),
-            shared: whole.shared[last * hidden..].to_vec(),
-        };
+        let (one, alone) = (Shape { rows: 1, ..shape }, last_token(shape, &whole));
         for ((many, a), (single, b)) in [(up(shape, &whole, 10.0), up(one, &alone, 10.0)), (down(shape, &whole), down(one, &alone))] {
             let single = single.run();
             for (e, found) in many.run().all.iter().enumerate() {
                 let (all, one) = (found.real(&a), single.all[e].real(&b));
-                prop_assert_eq!(&all[all.len() - one.len()..], &one[..]);
+                prop_assert_eq!(tail(&all, one.len()), &one[..]);
             }
         }
     }

@@ -2,8 +2,13 @@
 
 use std::ops::Range;
 
-use flashlane::ops::Mode;
-use flashlane::step::{Edge, EdgeKind, Hazard, Kind, NodeId, ObjectId, Program, Rule, Space, Use, prove};
+use flashlane::ops::{BufferId, Mode, Op};
+use flashlane::step::{
+    Edge, EdgeKind, Hazard, Impure, Kind, NodeId, ObjectId, Plan, Program, Rule, Space, Use, fingerprint,
+    prove, purity,
+};
+
+use crate::random_graph::random_graph;
 
 fn access(object: ObjectId, range: Range<usize>, mode: Mode) -> Use {
     Use { object, range, mode, early: false }
@@ -120,6 +125,23 @@ fn g09_ordered_after_the_overwrite_it_is_a_lost_value() {
         "value: host reads reads a.out (arena bytes 0..256), but before that embed of b writes b.value over it \
          (lanes host and main; nearest common ancestor: embed of b)"
     );
+}
+
+/// Between two launches of one graph the host may change what inputs hold, and nothing of the graph.
+#[test]
+fn g05_a_buffer_that_is_pointed_elsewhere_between_two_launches() {
+    let first = random_graph(1, 30);
+    assert_eq!(purity(&first, &first.clone()), Ok(()));
+    let mut second = first.clone();
+    let norm = second.nodes.iter_mut().find_map(|node| match &mut node.op {
+        Op::RmsNorm(op) => Some(op),
+        _ => None,
+    });
+    norm.unwrap().x.buffer = BufferId(1);
+    let refused = purity(&first, &second).unwrap_err();
+    assert!(matches!(&refused, Impure::Argument { node, .. } if node.starts_with("rmsnorm@")), "{refused}");
+    let plan = Plan::shared(&first);
+    assert_ne!(fingerprint(&first, &plan), fingerprint(&second, &plan));
 }
 
 #[test]

@@ -3,16 +3,17 @@
 use std::ops::Range;
 
 use flashlane::format::index_row::IndexFormat;
-use flashlane::ops::{INDEX_DIM, IndexLogits, Op, PAGE_ROWS, Paged};
+use flashlane::ops::{INDEX_DIM, IndexLogits, IndexSelect, Op, PAGE_ROWS, Paged};
 use proptest::prelude::*;
 
 use crate::support::{Book, Case, Draw, Dtype, EPS, Value, config, index_bytes};
 
-const FORMATS: [IndexFormat; 4] = [IndexFormat::F32, IndexFormat::Bf16, IndexFormat::Fp8, IndexFormat::Fp4];
+pub(crate) const FORMATS: [IndexFormat; 4] =
+    [IndexFormat::F32, IndexFormat::Bf16, IndexFormat::Fp8, IndexFormat::Fp4];
 
 /// Requests of one token each, that see `visible[r]` rows.
 #[derive(Clone, Debug)]
-struct Setup {
+pub(crate) struct Setup {
     format: IndexFormat,
     heads: usize,
     positions: Vec<i32>,
@@ -21,18 +22,25 @@ struct Setup {
     weights: Vec<f32>,
     /// `[requests][rows][128]`
     keys: Vec<Vec<[f32; INDEX_DIM]>>,
-    book: Book,
+    pub(crate) book: Book,
     /// Overrides of the page table: request, page number, id.
-    broken: Vec<(usize, usize, i32)>,
+    pub(crate) broken: Vec<(usize, usize, i32)>,
 }
 
 struct Built {
     case: Case,
-    logits: Value,
+    /// The logits, or the choice.
+    output: Value,
 }
 
 impl Setup {
-    fn drawn(draw: &mut Draw, format: IndexFormat, heads: usize, positions: &[i32], width: usize) -> Self {
+    pub(crate) fn drawn(
+        draw: &mut Draw,
+        format: IndexFormat,
+        heads: usize,
+        positions: &[i32],
+        width: usize,
+    ) -> Self {
         let requests = positions.len();
         let mut key = || -> [f32; INDEX_DIM] { std::array::from_fn(|_| draw.normal(1.0)) };
         let rows = |p: i32| usize::try_from(p + 1).unwrap_or(0) / 4;
@@ -76,7 +84,8 @@ impl Setup {
         self.broken.iter().any(|&(r, page, _)| (r, page) == (t, row / PAGE_ROWS))
     }
 
-    fn build(&self) -> Built {
+    /// `index_logits`, or `index_select` of so many rows.
+    fn build(&self, select: Option<usize>) -> Built {
         let (mut case, rows) = (Case::new(), self.positions.len());
         let tokens = case.tokens(1, &self.positions);
         let heads: Vec<_> = (0..rows * self.heads).map(|i| self.encoded(&self.query(i))).collect();
@@ -90,7 +99,11 @@ impl Setup {
         let page_bytes = self.format.page_bytes(PAGE_ROWS);
         let mut bytes = vec![0; self.book.pages * page_bytes];
         let mut readable = Vec::new();
+        let all_taken = |keys: &[_]| select.is_some_and(|k| keys.len() <= k);
         for (t, keys) in self.keys.iter().enumerate() {
+            if all_taken(keys) {
+                continue;
+            }
             for (r, key) in keys.iter().enumerate().filter(|(r, _)| !self.masked(t, *r)) {
                 let place = self.book.find(t, r);
                 self.format.encode_row(
@@ -106,22 +119,30 @@ impl Setup {
         case.unread_except(pool, &readable);
         let keys =
             Paged { pool, table, width: self.book.width, page_rows: PAGE_ROWS, pages: self.book.pages };
-        let logits = case.partial("logits", Dtype::F32, rows * keys.max_rows());
-        (0..rows).for_each(|t| case.writes_elements(&logits, self.columns(t)));
         let scale = 1.0 / ((INDEX_DIM * self.heads) as f32).sqrt();
         let (heads, format) = (self.heads, self.format);
-        case.op(Op::IndexLogits(IndexLogits {
-            tokens,
-            codes,
-            scales,
-            weights,
-            keys,
-            logits,
-            heads,
-            format,
-            scale,
-        }));
-        Built { case, logits }
+        let output = if let Some(k) = select {
+            let selected = case.out("selected", Dtype::I32, rows * k);
+            let op = IndexSelect { tokens, codes, scales, weights, keys, selected, k, heads, format, scale };
+            case.op(Op::IndexSelect(op));
+            selected
+        } else {
+            let logits = case.partial("logits", Dtype::F32, rows * keys.max_rows());
+            (0..rows).for_each(|t| case.writes_elements(&logits, self.columns(t)));
+            let op = IndexLogits { tokens, codes, scales, weights, keys, logits, heads, format, scale };
+            case.op(Op::IndexLogits(op));
+            logits
+        };
+        Built { case, output }
+    }
+
+    /// What every executor's `index_select` chooses, `[executor][request][k]`.
+    pub(crate) fn choices(&self, k: usize) -> Vec<Vec<Vec<i32>>> {
+        let built = self.build(Some(k));
+        let rows = |found: &crate::support::Found| {
+            found.ints(&built.output).chunks(k).map(<[i32]>::to_vec).collect()
+        };
+        built.case.run().all.iter().map(rows).collect()
     }
 
     /// A dot product of 128 terms is off by 128 eps sum |q k| at most, ReLU by no more; the sum over heads and the two
@@ -141,12 +162,12 @@ impl Setup {
     }
 
     /// The scores of every executor, `[executor][request][row]`.
-    fn scores(&self) -> Vec<Vec<Vec<f64>>> {
-        let built = self.build();
+    pub(crate) fn scores(&self) -> Vec<Vec<Vec<f64>>> {
+        let built = self.build(None);
         let runs = built.case.run();
         let read = |t: usize| {
             let columns = self.columns(t);
-            move |found: &crate::support::Found| found.real(&built.logits)[columns.clone()].to_vec()
+            move |found: &crate::support::Found| found.real(&built.output)[columns.clone()].to_vec()
         };
         for t in (0..self.positions.len()).filter(|&t| !self.keys[t].is_empty()) {
             let bound: Vec<f64> = (0..self.keys[t].len()).map(|r| self.bound(t, r)).collect();
@@ -217,6 +238,24 @@ fn l03_page_ids_out_of_range_are_masked() {
             assert_eq!(*score == f64::NEG_INFINITY, r / PAGE_ROWS != 2, "row {r}: {score}");
         }
     }
+}
+
+/// As many heads as the kernels take, over several tiles, and the numbers of heads around a matrix column's eight.
+#[test]
+fn heads_of_every_number_over_many_rows() {
+    for format in FORMATS {
+        for heads in [7, 8, 9, 64] {
+            Setup::drawn(&mut Draw::new(64), format, heads, &[4 * 200 - 1, 4 * 70 + 1], 4).scores();
+        }
+    }
+}
+
+/// More requests than a block has threads, most of them short: each finds its own rows.
+#[test]
+fn many_requests_of_all_lengths_share_the_work() {
+    let positions: Vec<i32> =
+        (0..150).map(|i| if i % 40 == 7 { 4 * 130 } else { (i * 37 % 90) - 20 }).map(|p| p.max(-1)).collect();
+    Setup::drawn(&mut Draw::new(150), IndexFormat::Fp8, 16, &positions, 3).scores();
 }
 
 proptest! {

@@ -131,21 +131,24 @@ fn swiglu_clamps_the_gate_from_above_and_the_up_on_both_sides() {
     }
 }
 
+/// `values` in the formats of checkpoints, in rows of `depth`.
+fn formats(values: &[f32], depth: usize) -> [Stored; 3] {
+    let (codes, scales) = fp8_block::quantize(values, depth).unwrap();
+    let fp8 = Stored::Fp8 { codes, scales };
+    let (codes, scales) = mxfp4::quantize(values).unwrap();
+    let mx = Stored::MxFp4 { codes, scales };
+    let nv = nvfp4::quantize(values, nvfp4::scale2_for(amax(values))).unwrap();
+    [fp8, mx, Stored::NvFp4 { codes: nv.codes, scales: nv.scales, scale2: nv.scale2 }]
+}
+
 /// The same numbers in the formats of checkpoints: what a format decodes to is exact, so the bound is that of its values.
 #[test]
 fn every_storage_format_is_the_oracles() {
     let mut draw = Draw::new(7);
     let (rows, depth, outs) = (3, 256, 132);
     let values = draw.normals(outs * depth, 0.1);
-    let (fp8, fp8_scales) = fp8_block::quantize(&values, depth).unwrap();
-    let (mx, mx_scales) = mxfp4::quantize(&values).unwrap();
-    let nv = nvfp4::quantize(&values, nvfp4::scale2_for(amax(&values))).unwrap();
-    let formats = [
-        Stored::Fp8 { codes: fp8, scales: fp8_scales },
-        Stored::MxFp4 { codes: mx, scales: mx_scales },
-        Stored::NvFp4 { codes: nv.codes, scales: nv.scales, scale2: nv.scale2 },
-    ];
-    for (stored, dtype) in formats.into_iter().zip([Dtype::Bf16, Dtype::F32, Dtype::Bf16]) {
+    let dtypes = [Dtype::Bf16, Dtype::F32, Dtype::Bf16];
+    for (stored, dtype) in formats(&values, depth).into_iter().zip(dtypes) {
         let shape = Shape { rows, depth, per_group: outs, groups: 1, limit: None, dtype, f32_out: true };
         let x = draw.exact(rows * depth, 1.0);
         let mut built = build(&shape, &x, &values);
@@ -154,6 +157,47 @@ fn every_storage_format_is_the_oracles() {
         assert!(decoded.iter().zip(&values).any(|(a, b)| a != b), "quantising must change something");
         built.case.run().agree_within(&built.out, &bounds(&shape, &x, &decoded));
     }
+}
+
+/// Many rows and few go through different kernels: each is the oracle's, and a row has the same bits in all.
+fn judge_row_counts(depth: usize, groups: usize, limit: Option<f32>) {
+    let mut draw = Draw::new(11);
+    let shape = Shape { rows: 70, depth, per_group: 132, groups, limit, dtype: Dtype::Bf16, f32_out: true };
+    let values = draw.exact(shape.per_group * groups * depth, (1.0 / depth as f32).sqrt());
+    let x = draw.exact(shape.rows * depth * groups, 1.0);
+    let plain = Stored::Bf16(values.clone());
+    for stored in formats(&values, depth).into_iter().chain([plain]) {
+        let run = |rows: usize| {
+            let mut built = build(&Shape { rows, ..shape.clone() }, &x[..rows * depth * groups], &values);
+            built.case.weights[0].1.stored = stored.clone();
+            let decoded = built.case.weights[0].1.values().unwrap();
+            (built.case.run(), built.out, decoded)
+        };
+        let (many, out, decoded) = run(shape.rows);
+        many.agree_within(&out, &bounds(&shape, &x, &decoded));
+        for rows in [1, 8, 9, 33] {
+            let (few, few_out, _) = run(rows);
+            for (few, many) in few.all.iter().zip(&many.all) {
+                let few_bits = few.real(&few_out);
+                assert_eq!(few_bits, many.real(&out)[..few_bits.len()], "{} with {rows} rows", few.executor);
+            }
+        }
+    }
+}
+
+#[test]
+fn row_counts_change_no_bit() {
+    judge_row_counts(512, 1, None);
+}
+
+#[test]
+fn row_counts_change_no_bit_with_groups_and_rows_that_end_within_a_step() {
+    judge_row_counts(160, 2, None);
+}
+
+#[test]
+fn row_counts_change_no_bit_with_swiglu() {
+    judge_row_counts(256, 1, Some(10.0));
 }
 
 proptest! {

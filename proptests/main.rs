@@ -13,6 +13,7 @@ mod experts;
 mod hyper;
 mod index_logits;
 mod index_query;
+mod index_select;
 mod index_store;
 mod linear;
 mod query;

@@ -157,6 +157,75 @@ fn t13_lengths_around_k() {
     }
 }
 
+/// Scores of one row, by how they make the choice hard.
+#[derive(Clone, Copy, Debug)]
+enum Scores {
+    Normal,
+    /// The best stand side by side.
+    Ascending,
+    /// More ties at the boundary than any list holds.
+    Equal,
+    Levels,
+    /// Magnitudes over the whole range of f32, both signs.
+    AnyBits,
+    /// Most rows masked, some NaN.
+    Masked,
+}
+
+const SCORES: [Scores; 6] =
+    [Scores::Normal, Scores::Ascending, Scores::Equal, Scores::Levels, Scores::AnyBits, Scores::Masked];
+
+impl Scores {
+    fn draw(self, draw: &mut Draw, n: usize) -> Vec<f32> {
+        let one = |i: usize| match self {
+            Self::Normal => draw.normal(1.0),
+            Self::Ascending => i as f32,
+            Self::Equal => 0.25,
+            Self::Levels => draw.below(5) as f32,
+            Self::AnyBits => f32::from_bits(draw.below(1 << 32) as u32),
+            Self::Masked => match draw.below(20) {
+                0 => draw.normal(1.0),
+                1 => f32::NAN,
+                _ => f32::NEG_INFINITY,
+            },
+        };
+        (0..n).map(one).collect()
+    }
+}
+
+/// One block, a cluster, and what is too long for it, at their largest and a little more.
+#[test]
+fn every_way_to_share_a_row_is_exact() {
+    for (rows, width) in [(1, 8192), (17, 32_768), (1, 262_144), (1, 262_147)] {
+        for kind in [Scores::Normal, Scores::Levels] {
+            let logits = kind.draw(&mut Draw::new(width as u64), rows * width);
+            let chosen = run(&vec![position(width); rows], &logits, 512);
+            assert!(chosen.iter().all(|row| row.windows(2).all(|w| w[0] < w[1])));
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(config(24))]
+
+    /// Of long rows too, whatever the scores; a row's choice is the same alone.
+    #[test]
+    fn long_rows_are_the_oracles(
+        seed: u64, rows in 1usize..3, width in 8193usize..40_000, kind in prop::sample::select(SCORES.to_vec()),
+        k in prop::sample::select(vec![1usize, 40, 512, 2048, 6000]), short: bool,
+    ) {
+        let mut draw = Draw::new(seed);
+        let logits: Vec<f32> = (0..rows).flat_map(|_| kind.draw(&mut draw, width)).collect();
+        let mut positions = vec![position(width); rows];
+        if short {
+            positions[0] = position(draw.below(width));
+        }
+        let all = run(&positions, &logits, k);
+        let last = rows - 1;
+        prop_assert_eq!(&run(&positions[last..], &logits[last * width..], k)[0], &all[last]);
+    }
+}
+
 proptest! {
     #![proptest_config(config(48))]
 

@@ -24,6 +24,7 @@
 //! | [`index_query`](ops::IndexQuery) | `[T, Hi, 128]` | codes and scales in the key format |
 //! | [`index_logits`](ops::IndexLogits) | codes, head weights `[T, Hi]` f32, keys through a page table | `[T, rows]` f32 |
 //! | [`topk`](ops::TopK) | `[T, rows]` f32 | row indices `[T, k]`, ascending |
+//! | [`index_select`](ops::IndexSelect) | as `index_logits` | as `topk` of its logits, which are nowhere |
 //! | [`attention`](ops::Attention) | `[T, H, 512]`, window and compressed rows | `[T, H, 512]` |
 //! | [`router`](ops::Router) | `[T, E]` f32 | expert ids and weights `[T, k]` |
 //! | [`experts_up`](ops::ExpertsUp) | `[T, D]`, choice | `[T, k, I]` |

@@ -41,6 +41,47 @@ FL_DEVICE void unpack_e2m1x4(uint32_t h, uint32_t scale, uint32_t& low, uint32_t
   high = mul_bf16x2(mul_bf16x2(high, kE2m1Bias), scale);
 }
 
+// A word of a weight's e2m1 codes holds eight elements, the even ones in its low half and the odd ones in its high half, each
+// code's magnitude and sign where few shifts bring all of them to their places in a bf16. Of pair j in both halves:
+// j = 0: magnitude at bit 6, sign at 15; 1: 3 and 12; 2: 0 and 13; 3: 9 and 14. `arrange_fp4` of src/cuda/weights.rs makes it.
+// Gives the pairs at 2^-126 of their values.
+FL_DEVICE void unpack_e2m1_arranged(uint32_t w, uint32_t (&pair)[4]) {
+  pair[0] = w & 0x81c081c0u;
+  pair[1] = w << 3 & 0x81c081c0u;
+  pair[2] = (w << 6 & 0x01c001c0u) | (w << 2 & 0x80008000u);
+  pair[3] = (w >> 3 & 0x01c001c0u) | (w << 1 & 0x80008000u);
+}
+
+// Four e4m3 codes to two pairs of elements i and i + 2.
+FL_DEVICE void unpack_e4m3_across(uint32_t w, uint32_t (&pair)[2]) {
+  uint32_t near = w << 8;
+  pair[0] = mul_bf16x2((near & 0x80008000u) | (near >> 4 & 0x07f007f0u), kE4m3Bias);
+  pair[1] = mul_bf16x2((w & 0x80008000u) | (w >> 4 & 0x07f007f0u), kE4m3Bias);
+}
+
+// The low (high) halves of two words, the first word's below.
+FL_DEVICE uint32_t low_halves(uint32_t a, uint32_t b) {
+#if defined(__CUDA_ARCH__)
+  return __byte_perm(a, b, 0x5410);
+#else
+  return (a & 0xffffu) | b << 16;
+#endif
+}
+FL_DEVICE uint32_t high_halves(uint32_t a, uint32_t b) {
+#if defined(__CUDA_ARCH__)
+  return __byte_perm(a, b, 0x7632);
+#else
+  return a >> 16 | (b & 0xffff0000u);
+#endif
+}
+
+// An e4m3 scale times 2^118 as a pair of equal bf16, for codes at 2^-126: exact, and 2^8 (`kNvfp4Rest`) is left to do after
+// the sum, for 2^126 times the largest scale is no bf16.
+constexpr float kNvfp4Rest = 256.0f;
+FL_DEVICE uint32_t nvfp4_scale_pair(uint32_t code) {
+  return mul_bf16x2(mul_bf16x2(code * 0x00100010u, kE4m3Bias), 0x7a807a80u);
+}
+
 // A scale (no sign) as a pair of equal bf16: e4m3 and ue8m0 are exact in it; 0xff of ue8m0 is a NaN.
 FL_DEVICE uint32_t e4m3_scale_pair(uint8_t code) { return mul_bf16x2(both_halves((uint16_t)(code << 4)), kE4m3Bias); }
 FL_DEVICE uint32_t ue8m0_scale_pair(uint8_t code) {

@@ -14,6 +14,10 @@
 // The same, with registers for at least `blocks` blocks on a multiprocessor.
 #define FL_KERNEL_BLOCKS(threads, blocks, name, Params) \
   extern "C" __global__ void __launch_bounds__(threads, blocks) FL_TWIN(name)(const __grid_constant__ Params p)
+// The same in clusters of `cluster` neighbouring blocks along x, which reach each other's shared memory (common/cluster.h).
+#define FL_KERNEL_CLUSTER(threads, blocks, cluster, name, Params)                              \
+  extern "C" __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(threads, blocks) \
+      FL_TWIN(name)(const __grid_constant__ Params p)
 #define FL_DYNAMIC_SHARED(name) extern __shared__ __align__(16) unsigned char name[]
 #else
 #include "../emu/emu.h"

@@ -35,6 +35,17 @@ FL_DEVICE void mma_16x8x16(float (&c)[4], const uint32_t (&a)[4], const uint32_t
 #endif
 }
 
+// max(x, 0); a NaN stays one.
+FL_DEVICE float relu(float x) {
+#if defined(__CUDA_ARCH__)
+  float y;
+  asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(y) : "f"(x));
+  return y;
+#else
+  return x < 0.0f ? 0.0f : x;
+#endif
+}
+
 // Two bf16 in one register, the first in the low half.
 FL_DEVICE uint32_t pack_bf16(uint16_t low, uint16_t high) { return low | (uint32_t)high << 16; }
 FL_DEVICE uint32_t pack_bf16(float low, float high) { return pack_bf16(float_to_bf16(low), float_to_bf16(high)); }

@@ -5,10 +5,8 @@
 
 // Larger scores have larger keys; NaN has 0, every number more.
 FL_DEVICE uint32_t order_key(float x) {
-  uint32_t u = float_bits(x);
-  if ((u & 0x7fffffffu) > 0x7f800000u) return 0;
-  if (u == 0x80000000u) u = 0;
-  return u & 0x80000000u ? ~u : u | 0x80000000u;
+  uint32_t u = float_bits(x + 0.0f);  // -0 becomes +0.
+  return x != x ? 0 : u ^ ((uint32_t)((int32_t)u >> 31) | 0x80000000u);
 }
 
 // The better of two has the larger rank; never 0.

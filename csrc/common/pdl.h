@@ -1,10 +1,10 @@
-// Programmatic dependent launch. Every kernel waits first, on every path, and only then lets its dependents begin: they
-// wait too, so letting them in early moves no access of theirs.
+// Programmatic dependent launch. Every kernel waits on every path, and only then lets its dependents begin: they wait too, so
+// letting them in early moves no access of theirs but early ones.
 #pragma once
 
 #include "kernel.h"
 
-// No global memory access of a kernel may stand before this.
+// No global memory access of a kernel may stand before this but reads of weights, which the proof takes as early.
 FL_DEVICE void pdl_wait() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #if !defined(FL_UNWAITED)

@@ -1,199 +1,221 @@
-// The inner product of every linear operation: 16 weight rows times up to 8 * kTiles activation rows, over K in chunks of
-// 128, by one warp with bf16 matrix instructions.
+// The inner product of every linear operation: 16 weight rows times up to 8 * kTiles activation rows, over K in steps of 128
+// bytes of weights, by one warp with bf16 matrix instructions.
 //
-// A chunk's 128 elements are dealt out so that lane quarter q owns 32 neighbours: one 16-byte load of fp4, two of fp8, four
-// of bf16. The matrix instruction sees them in another order than memory does, the same for weights and activations, so
-// the sum is over the same pairs. An output's sum depends on its row and column alone: never on the number of activation
-// rows, on their places, or on what other columns hold.
+// Lane quarter q owns two units of 16 bytes of a row and step. The matrix instruction sees a step's elements in another order
+// than memory does, the same for weights and activations, so the sum is over the same pairs. An output's sum depends on its
+// row and column alone: never on the number of activation rows, on their places, or on what other columns hold.
 #pragma once
 
 #include "convert.h"
 #include "mma.h"
-#include "weight.h"
+#include "stream.h"
 
-constexpr int kChunk = 128;
-constexpr int kShare = kChunk / 4;
-constexpr int kTileRows = 16;
 constexpr int kTileCols = 8;
 
-// The two weight rows of a lane (g and g + 8 of the tile), and where their scales begin.
-struct TileRows {
-  const uint8_t* codes[2];
-  const uint8_t* scales[2];
-};
-
-FL_DEVICE int64_t code_row_bytes(int format, int cols) {
-  return format == kWeightBf16 ? 2 * (int64_t)cols : format == kWeightFp8Block ? cols : (cols + 1) / 2;
+// A row's last elements and zeros after them, to `words`. Not inlined: rows that are no whole number of steps are rare; it goes
+// through a few words of local memory.
+static FL_RARE void activations_tail(uint32_t* words, const uint16_t* row, int at, int cols, int count) {
+  copy_tail((uint8_t*)words, (const uint8_t*)(row + at), 2 * ((int64_t)cols - at), 4 * count);
 }
 
-FL_DEVICE int64_t scale_row_bytes(int format, int cols) {
-  switch (format) {
-    case kWeightFp8Block: return 4 * (int64_t)((cols + kChunk - 1) / kChunk);
-    case kWeightNvfp4: return cols / 16;
-    case kWeightMxfp4: return cols / 32;
-    default: return 0;
-  }
+// What the sums of a format must be multiplied by: its second-level scale, and what the codes' expansion leaves out.
+FL_DEVICE float tile_scale(const Weight& w, int64_t stack) {
+  return w.format == kWeightNvfp4 ? w.global[stack] * kNvfp4Rest : 1.0f;
 }
 
-// Rows `a` and `b` of matrix `stack`, each of `cols` elements; the matrix has `rows`.
-FL_DEVICE TileRows tile_rows(const Weight& w, int64_t stack, int rows, int cols, int a, int b) {
-  TileRows out;
-  int64_t code = code_row_bytes(w.format, cols), scale = scale_row_bytes(w.format, cols);
-  bool blocks = w.format == kWeightFp8Block;
-  int64_t scale_rows = blocks ? (rows + kChunk - 1) / kChunk : rows;
-  int index[2] = {a, b};
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    out.codes[i] = (const uint8_t*)w.codes + (stack * rows + index[i]) * code;
-    out.scales[i] = (const uint8_t*)w.scales + (stack * scale_rows + (blocks ? index[i] / kChunk : index[i])) * scale;
-  }
-  return out;
-}
-
-// `valid` bytes and zeros after them. Not inlined: rows that are no whole number of chunks are rare, and their code would
-// be most of every kernel; it goes through a few words of local memory.
-static FL_RARE void copy_tail(uint32_t* words, const uint8_t* from, int valid, int count) {
-#pragma unroll 1
-  for (int i = 0; i < count; ++i) {
-    uint32_t word = 0;
-#pragma unroll 1
-    for (int j = 0; j < 4; ++j) word |= 4 * i + j < valid ? (uint32_t)from[4 * i + j] << (8 * j) : 0;
-    words[i] = word;
-  }
-}
-
-// A lane's 32 elements of one row and chunk, as stored.
+// One unit of an activation row, in the order in which the weights' unit is expanded.
 template <int kFormat>
-struct Share {
-  static constexpr int kBytes = kFormat == kWeightBf16 ? 64 : kFormat == kWeightFp8Block ? 32 : 16;
-  uint32_t words[kBytes / 4];
-  uint8_t scale_code[2];  // One for each half of the share, converted only when used: a load must not be waited for.
+struct Activations {
+  static constexpr int kWords = Step<kFormat>::kUnit / 2;
+  uint32_t words[kWords];
 
-  FL_DEVICE void load_codes(const uint8_t* from, int valid, bool exact) {
-    if (exact) {
+  // Elements at .. at + kUnit - 1 of a row of `cols`; null is a row of zeros.
+  FL_DEVICE void load(const uint16_t* row, int at, int cols) {
+    if (row == nullptr) {
 #pragma unroll
-      for (int i = 0; i < kBytes / 16; ++i) {
-        uint4 v = ((const uint4*)from)[i];
+      for (int i = 0; i < kWords; ++i) words[i] = 0;
+    } else if (cols % Step<kFormat>::kElements == 0) {
+#pragma unroll
+      for (int i = 0; i < kWords / 4; ++i) {
+        uint4 v = *(const uint4*)(row + at + 8 * i);
         words[4 * i] = v.x, words[4 * i + 1] = v.y, words[4 * i + 2] = v.z, words[4 * i + 3] = v.w;
       }
-      return;
-    }
-    uint32_t tail[kBytes / 4];
-    copy_tail(tail, from, valid, kBytes / 4);
-#pragma unroll
-    for (int i = 0; i < kBytes / 4; ++i) words[i] = tail[i];
-  }
-
-  // `first` is the element at which the share begins; `exact` rows are aligned and have whole chunks.
-  FL_DEVICE void load(const uint8_t* row, const uint8_t* scales, int first, int cols, bool exact) {
-    int left = min(kShare, max(0, cols - first));
-    int valid = left * kBytes / kShare;
-    load_codes(row + (int64_t)first * kBytes / kShare, valid, exact);
-    if (kFormat == kWeightNvfp4) {
-      scale_code[0] = left > 0 ? scales[first / 16] : 0;
-      scale_code[1] = left > 16 ? scales[first / 16 + 1] : 0;
-    } else if (kFormat == kWeightMxfp4) {
-      scale_code[0] = left > 0 ? scales[first / 32] : 0;
-    }
-  }
-
-  FL_DEVICE uint32_t scale(int half) const {
-    return kFormat == kWeightNvfp4 ? e4m3_scale_pair(scale_code[half]) : ue8m0_scale_pair(scale_code[0]);
-  }
-
-  // Elements 4 step .. 4 step + 3 as two pairs.
-  FL_DEVICE void pairs(int step, uint32_t& low, uint32_t& high) const {
-    if (kFormat == kWeightBf16) {
-      low = words[2 * step % (kBytes / 4)];
-      high = words[(2 * step + 1) % (kBytes / 4)];
-    } else if (kFormat == kWeightFp8Block) {
-      unpack_e4m3x4(words[step % (kBytes / 4)], low, high);
     } else {
-      unpack_e2m1x4(words[step / 2 % (kBytes / 4)] >> (16 * (step % 2)), scale(step / 4), low, high);
+      uint32_t tail[kWords];
+      activations_tail(tail, row, at, cols, kWords);
+#pragma unroll
+      for (int i = 0; i < kWords; ++i) words[i] = tail[i];
+    }
+    order();
+  }
+
+  FL_DEVICE void order() {
+    if constexpr (kFormat == kWeightFp8Block) {
+#pragma unroll
+      for (int i = 0; i < kWords; i += 2) {
+        uint32_t a = words[i], b = words[i + 1];
+        words[i] = low_halves(a, b), words[i + 1] = high_halves(a, b);
+      }
     }
   }
 };
 
-// One chunk: acc += a x activations. `x[n]` is this lane's activation row (column g of tile n), null for none.
-template <int kFormat, int kTiles>
-FL_DEVICE void multiply_chunk(float (&acc)[kTiles][4], const Share<kFormat> (&a)[2], const float (&scale)[2],
-                              const uint16_t* const (&x)[kTiles], int at, int cols, bool exact) {
-  Share<kWeightBf16> b[kTiles];
-#pragma unroll
-  for (int n = 0; n < kTiles; ++n) {
-    if (x[n] != nullptr) {
-      b[n].load((const uint8_t*)x[n], nullptr, at, cols, exact);
-    } else {
-#pragma unroll
-      for (int i = 0; i < 16; ++i) b[n].words[i] = 0;
-    }
-  }
-  float part[kTiles][4];
-#pragma unroll
-  for (int n = 0; n < kTiles; ++n) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) part[n][i] = kFormat == kWeightFp8Block ? 0.0f : acc[n][i];
-  }
-#pragma unroll
-  for (int step = 0; step < kShare / 4; ++step) {
-    uint32_t left[4];
-    a[0].pairs(step, left[0], left[2]);
-    a[1].pairs(step, left[1], left[3]);
-#pragma unroll
-    for (int n = 0; n < kTiles; ++n) {
-      uint32_t right[2];
-      b[n].pairs(step, right[0], right[1]);
-      mma_16x8x16(part[n], left, right);
-    }
-  }
-#pragma unroll
-  for (int n = 0; n < kTiles; ++n) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      acc[n][i] = kFormat == kWeightFp8Block ? fmaf(scale[i / 2], part[n][i], acc[n][i]) : part[n][i];
-    }
-  }
-}
+// The scales of a tile's rows in one step, `pitch` bytes apart.
+template <int kFormat>
+struct StepScales {
+  const unsigned char* scales;
+  int pitch;
 
-// One warp: acc += rows x activations over chunks first, first + stride, ... Accumulators are not cleared. `kInFlight` chunks
-// of weights are loaded before the first is used (one in bf16, which has no registers for more); it changes no sum.
-template <int kFormat, int kTiles, int kInFlight>
-FL_DEVICE void tile_product(float (&acc)[kTiles][4], const TileRows& rows, const uint16_t* const (&x)[kTiles], int cols,
-                            int first, int stride) {
-  constexpr int kDepth = kFormat == kWeightBf16 ? 1 : kInFlight;
-  int q = lane_idx() % 4, chunks = (cols + kChunk - 1) / kChunk;
-  bool exact = cols % kChunk == 0;
-#pragma unroll 1
-  for (int group = first; group < chunks; group += stride * kDepth) {
-    Share<kFormat> a[kDepth][2];
-    float scale[kDepth][2];
+  FL_DEVICE StepScales(const unsigned char* scales, int pitch) : scales(scales), pitch(pitch) {}
+
+  // The row's scale in the fp8 format.
+  FL_DEVICE float block_scale(int row) const { return *(const float*)(scales + row * pitch); }
+
+  // The scales of this lane's unit `half` as pairs of equal bf16, of its first and its second half.
+  FL_DEVICE void unit_scales(int row, int half, uint32_t (&pair)[2]) const {
+    const unsigned char* of_row = scales + row * pitch;
+    int unit = half * 4 + lane_idx() % 4;
+    if constexpr (kFormat == kWeightNvfp4) {
+      uint32_t codes = *(const uint16_t*)(of_row + 2 * unit);
+      pair[0] = nvfp4_scale_pair(codes & 0xffu), pair[1] = nvfp4_scale_pair(codes >> 8);
+    } else if constexpr (kFormat == kWeightMxfp4) {
+      pair[0] = pair[1] = ue8m0_scale_pair(of_row[unit]);
+    }
+  }
+};
+
+// One step of one tile of a stage, as its lanes see it.
+template <int kFormat, class S>
+struct TileStep : StepScales<kFormat> {
+  const unsigned char* codes;
+
+  FL_DEVICE TileStep(const unsigned char* stage, int tile, int in_stage)
+      : StepScales<kFormat>(stage + S::kScales + tile * kTileRows * S::kScalePitch + in_stage * Step<kFormat>::kScaleBytes,
+                            S::kScalePitch),
+        codes(stage + tile * kTileRows * S::kCodePitch + in_stage * kStepBytes) {}
+
+  // The unit `half` (0 or 1) of this lane's in a row.
+  FL_DEVICE uint4 unit(int row, int half) const {
+    return *(const uint4*)(codes + row * S::kCodePitch + (half * 4 + lane_idx() % 4) * kUnitBytes);
+  }
+};
+
+// A unit's codes to pairs of bf16.
+template <int kFormat>
+FL_DEVICE void expand_unit(const uint4& unit, const uint32_t (&scale)[2], uint32_t (&pairs)[Step<kFormat>::kUnit / 2]) {
+  uint32_t words[4] = {unit.x, unit.y, unit.z, unit.w};
 #pragma unroll
-    for (int d = 0; d < kDepth; ++d) {
-      int chunk = group + d * stride;
-      if (chunk >= chunks) continue;
+  for (int i = 0; i < 4; ++i) {
+    if constexpr (kFormat == kWeightBf16) {
+      pairs[i] = words[i];
+    } else if constexpr (kFormat == kWeightFp8Block) {
+      uint32_t two[2];
+      unpack_e4m3_across(words[i], two);
+      pairs[2 * i] = two[0], pairs[2 * i + 1] = two[1];
+    } else {
+      uint32_t four[4];
+      unpack_e2m1_arranged(words[i], four);
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        a[d][i].load(rows.codes[i], rows.scales[i], chunk * kChunk + q * kShare, cols, exact);
-        scale[d][i] = kFormat == kWeightFp8Block ? ((const float*)rows.scales[i])[chunk] : 1.0f;
+      for (int j = 0; j < 4; ++j) {
+        if (kFormat == kWeightMxfp4) four[j] = mul_bf16x2(four[j], kE2m1Bias);
+        pairs[4 * i + j] = mul_bf16x2(four[j], scale[i / 2]);
       }
     }
-#pragma unroll
-    for (int d = 0; d < kDepth; ++d) {
-      int chunk = group + d * stride;
-      if (chunk < chunks) multiply_chunk<kFormat, kTiles>(acc, a[d], scale[d], x, chunk * kChunk + q * kShare, cols, exact);
-    }
   }
 }
 
-// The same for a format known only at run time.
-template <int kTiles, int kInFlight>
-FL_DEVICE void tile_product_any(float (&acc)[kTiles][4], int format, const TileRows& rows,
-                                const uint16_t* const (&x)[kTiles], int cols, int first, int stride) {
-  switch (format) {
-    case kWeightBf16: return tile_product<kWeightBf16, kTiles, kInFlight>(acc, rows, x, cols, first, stride);
-    case kWeightFp8Block: return tile_product<kWeightFp8Block, kTiles, kInFlight>(acc, rows, x, cols, first, stride);
-    case kWeightNvfp4: return tile_product<kWeightNvfp4, kTiles, kInFlight>(acc, rows, x, cols, first, stride);
-    default: return tile_product<kWeightMxfp4, kTiles, kInFlight>(acc, rows, x, cols, first, stride);
+// A unit of both rows of this lane's, expanded.
+template <int kFormat, class Tile>
+FL_DEVICE void expand_rows(const Tile& tile, int half, uint32_t (&left)[2][Step<kFormat>::kUnit / 2]) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    int row = lane_idx() / 4 + 8 * i;
+    uint32_t scale[2] = {0, 0};
+    tile.unit_scales(row, half, scale);
+    expand_unit<kFormat>(tile.unit(row, half), scale, left[i]);
+  }
+}
+
+template <int kFormat>
+FL_DEVICE void multiply_unit(float (&sum)[4], const uint32_t (&left)[2][Step<kFormat>::kUnit / 2],
+                             const Activations<kFormat>& b, int k) {
+  uint32_t a[4] = {left[0][k], left[1][k], left[0][k + 1], left[1][k + 1]};
+  uint32_t right[2] = {b.words[k], b.words[k + 1]};
+  mma_16x8x16(sum, a, right);
+}
+
+// A step's activations of one tile of 8 rows.
+template <int kFormat>
+struct StepActivations {
+  Activations<kFormat> halves[2];
+
+  FL_DEVICE void load(const uint16_t* row, int step, int cols) {
+    using F = Step<kFormat>;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      halves[half].load(row, step * F::kElements + (half * 4 + lane_idx() % 4) * F::kUnit, cols);
+    }
+  }
+};
+
+// A warp: acc += weights x activations, for one tile and step of a stage.
+template <int kFormat, class Tile>
+FL_DEVICE void multiply_tile(float (&acc)[4], const Tile& tile, const StepActivations<kFormat>& b) {
+  constexpr bool kScaled = kFormat == kWeightFp8Block;
+  float part[4] = {kScaled ? 0.0f : acc[0], kScaled ? 0.0f : acc[1], kScaled ? 0.0f : acc[2], kScaled ? 0.0f : acc[3]};
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    uint32_t left[2][Step<kFormat>::kUnit / 2];
+    expand_rows<kFormat>(tile, half, left);
+#pragma unroll
+    for (int k = 0; k < Step<kFormat>::kUnit / 2; k += 2) multiply_unit<kFormat>(part, left, b.halves[half], k);
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    acc[i] = kScaled ? fmaf(tile.block_scale(lane_idx() / 4 + i / 2 * 8), part[i], acc[i]) : part[i];
+  }
+}
+
+// The same for `kHigh` tiles from `first_tile` on by `kTiles` tiles of activations: step `step`, which is step `in_stage` of
+// the stage. `x(n)` is this lane's activation row (column g of tile n), null for none.
+template <int kFormat, class S, int kHigh, int kTiles, class Row>
+FL_DEVICE void multiply_tiles(float (&acc)[kHigh][kTiles][4], const unsigned char* stage, int first_tile, int in_stage, Row x,
+                              int step, int cols) {
+  using F = Step<kFormat>;
+  constexpr bool kScaled = kFormat == kWeightFp8Block;
+  int g = lane_idx() / 4, q = lane_idx() % 4;
+  float part[kHigh][kTiles][4];
+#pragma unroll
+  for (int m = 0; m < kHigh; ++m) {
+#pragma unroll
+    for (int i = 0; i < 4 * kTiles; ++i) part[m][i / 4][i % 4] = kScaled ? 0.0f : acc[m][i / 4][i % 4];
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    int at = step * F::kElements + (half * 4 + q) * F::kUnit;
+    uint32_t left[kHigh][2][F::kUnit / 2];
+#pragma unroll
+    for (int m = 0; m < kHigh; ++m) expand_rows<kFormat>(TileStep<kFormat, S>(stage, first_tile + m, in_stage), half, left[m]);
+    Activations<kFormat> b[kTiles];
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) b[n].load(x(n), at, cols);
+#pragma unroll
+    for (int k = 0; k < F::kUnit / 2; k += 2) {
+#pragma unroll
+      for (int m = 0; m < kHigh; ++m) {
+#pragma unroll
+        for (int n = 0; n < kTiles; ++n) multiply_unit<kFormat>(part[m][n], left[m], b[n], k);
+      }
+    }
+  }
+#pragma unroll
+  for (int m = 0; m < kHigh; ++m) {
+    TileStep<kFormat, S> tile(stage, first_tile + m, in_stage);
+#pragma unroll
+    for (int i = 0; i < 4 * kTiles; ++i) {
+      float sum = part[m][i / 4][i % 4], &to = acc[m][i / 4][i % 4];
+      to = kScaled ? fmaf(tile.block_scale(g + i % 4 / 2 * 8), sum, to) : sum;
+    }
   }
 }
 

@@ -1,4 +1,4 @@
-// The emulator's scheduler: fibers, one block at a time.
+// The emulator's scheduler: fibers, one block (or cluster of blocks) at a time.
 //
 // On x86-64 a switch is a dozen instructions; elsewhere it is ucontext's, which asks the kernel twice each time.
 #include "emu.h"
@@ -7,6 +7,7 @@
 #include <ucontext.h>
 #endif
 
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -71,7 +72,7 @@ constexpr size_t kStackBytes = 64 << 10;
 constexpr size_t kMaxDynamicShared = 256 << 10;
 constexpr uint8_t kPoison = 0xff;
 
-enum class State { kReady, kBarrier, kMeeting, kDone };
+enum class State { kReady, kBarrier, kClusterBarrier, kMeeting, kDone };
 
 struct Warp {
   uint64_t brought[32];
@@ -87,10 +88,12 @@ struct Fiber {
   Thread thread{};
 };
 
+// A cluster of `size` blocks, mostly of one; its fibers are those of its first block, then of the next.
 struct Block {
   void (*kernel)(const void*) = nullptr;
   const void* params = nullptr;
-  uint3 idx{}, dim{}, grid{};
+  unsigned size = 1, threads = 0;
+  uint3 dim{}, grid{};
   std::vector<Fiber> fibers;
   std::vector<Warp> warps;
   Context scheduler{};
@@ -99,7 +102,13 @@ struct Block {
 };
 
 Block block;
-alignas(64) unsigned char dynamic[kMaxDynamicShared];
+constexpr unsigned kMaxCluster = 8;
+alignas(64) unsigned char dynamic[kMaxCluster][kMaxDynamicShared];
+
+std::map<void (*)(const void*), unsigned>& clusters() {
+  static std::map<void (*)(const void*), unsigned> all;
+  return all;
+}
 
 uint64_t draw() {
   uint64_t x = block.random += 0x9e3779b97f4a7c15ull;
@@ -121,31 +130,43 @@ void enter() {
   leave(State::kDone);
 }
 
-void prepare(Fiber& fiber, size_t index) {
-  unsigned flat = (unsigned)index;
+void prepare(Fiber& fiber, size_t index, uint3 first) {
+  unsigned flat = (unsigned)(index % block.threads), rank = (unsigned)(index / block.threads);
+  fiber.thread.block = {first.x + rank, first.y, first.z};
+  fiber.thread.rank = rank;
   fiber.thread.idx = {flat % block.dim.x, flat / block.dim.x % block.dim.y, flat / (block.dim.x * block.dim.y)};
   fiber.thread.lane = flat % 32;
-  fiber.thread.warp = flat / 32;
+  fiber.thread.warp = rank * ((block.threads + 31) / 32) + flat / 32;
   fiber.state = State::kReady;
   fiber.context.start(fiber.stack.get(), kStackBytes, enter);
 }
 
+// Lets fibers begin .. end - 1 go if all that are not done wait at such a barrier. True if that was anyone.
+bool let_go(State barrier, size_t begin, size_t end) {
+  bool any = false, all = true;
+  for (size_t i = begin; i < end; ++i) all &= block.fibers[i].state == barrier || block.fibers[i].state == State::kDone;
+  for (size_t i = begin; all && i < end; ++i) {
+    if (block.fibers[i].state != barrier) continue;
+    block.fibers[i].state = State::kReady;
+    any = true;
+  }
+  return any;
+}
+
 // Lets go whoever waits for nothing more. True if that was anyone.
 bool release() {
-  bool any = false, all_at_barrier = true;
-  for (Fiber& f : block.fibers) all_at_barrier &= f.state == State::kBarrier || f.state == State::kDone;
-  for (Fiber& f : block.fibers) {
-    if (f.state != State::kBarrier || !all_at_barrier) continue;
-    f.state = State::kReady;
-    any = true;
+  bool any = let_go(State::kClusterBarrier, 0, block.fibers.size());
+  for (unsigned rank = 0; rank < block.size; ++rank) {
+    any |= let_go(State::kBarrier, (size_t)rank * block.threads, (size_t)(rank + 1) * block.threads);
   }
   for (size_t w = 0; w < block.warps.size(); ++w) {
     Warp& warp = block.warps[w];
     if (warp.arrived == 0 || warp.arrived != warp.wanted) continue;
     memcpy(warp.taken, warp.brought, sizeof warp.taken);
-    for (size_t i = 32 * w; i < std::min(32 * (w + 1), block.fibers.size()); ++i) {
+    size_t per_block = (block.threads + 31) / 32, first = w / per_block * block.threads, lanes = w % per_block * 32;
+    for (size_t i = lanes; i < std::min<size_t>(lanes + 32, block.threads); ++i) {
       if (!(warp.arrived >> (i % 32) & 1)) continue;
-      block.fibers[i].state = State::kReady;
+      block.fibers[first + i].state = State::kReady;
       any = true;
     }
     warp.arrived = 0;
@@ -153,7 +174,7 @@ bool release() {
   return any;
 }
 
-// Runs the fibers of one block to the end. False on a deadlock.
+// Runs the fibers of one cluster to the end. False on a deadlock.
 bool run_block() {
   size_t held = draw() % (2 * block.warps.size());  // This warp runs only when no other can; half of the time it is none.
   std::vector<size_t> ready;
@@ -164,14 +185,14 @@ bool run_block() {
       live |= block.fibers[i].state != State::kDone;
       if (block.fibers[i].state != State::kReady) continue;
       ready.push_back(i);
-      others |= i / 32 != held;
+      others |= block.fibers[i].thread.warp != held;
     }
     if (!live) return true;
     if (ready.empty()) {
       if (!release()) return false;
       continue;
     }
-    if (others) std::erase_if(ready, [held](size_t i) { return i / 32 == held; });
+    if (others) std::erase_if(ready, [held](size_t i) { return block.fibers[i].thread.warp == held; });
     // A run of fibers in a drawn order; the next round sees who became ready.
     for (size_t n = ready.size(); n > 0; --n) {
       std::swap(ready[n - 1], ready[draw() % n]);
@@ -189,12 +210,22 @@ bool run_block() {
 }  // namespace
 
 const Thread& self() { return current().thread; }
-const uint3& block_idx() { return block.idx; }
+const uint3& block_idx() { return current().thread.block; }
 const uint3& block_dim() { return block.dim; }
 const uint3& grid_dim() { return block.grid; }
-unsigned char* dynamic_shared() { return dynamic; }
+unsigned char* dynamic_shared() { return dynamic[current().thread.rank]; }
+const void* peer_shared(const void* own, unsigned rank) {
+  return dynamic[rank] + ((const unsigned char*)own - dynamic_shared());
+}
+unsigned cluster_size() { return block.size; }
+
+bool run_in_clusters(void (*kernel)(const void*), unsigned size) {
+  clusters()[kernel] = size;
+  return true;
+}
 
 void barrier() { leave(State::kBarrier); }
+void cluster_barrier() { leave(State::kClusterBarrier); }
 
 const uint64_t* meet(unsigned mask, uint64_t value) {
   const Thread& thread = current().thread;
@@ -216,21 +247,26 @@ extern "C" int flashlane_emu_launch(void (*kernel)(const void*), const void* par
   using namespace emu;
   size_t threads = (size_t)dim[0] * dim[1] * dim[2], blocks = (size_t)grid[0] * grid[1] * grid[2];
   if (threads == 0 || threads > 1024 || blocks == 0 || shared > kMaxDynamicShared) return 2;
+  auto clustered = clusters().find(kernel);
+  block.size = clustered == clusters().end() ? 1 : clustered->second;
+  if (block.size > kMaxCluster || grid[0] % block.size != 0) return 2;
+  block.threads = (unsigned)threads;
   block.kernel = kernel;
   block.params = params;
   block.dim = {dim[0], dim[1], dim[2]};
   block.grid = {grid[0], grid[1], grid[2]};
   block.random = seed;
-  block.fibers.resize(threads);
-  block.warps.assign((threads + 31) / 32, Warp{});
-  std::vector<size_t> order(blocks);
-  for (size_t i = 0; i < blocks; ++i) order[i] = i;
-  for (size_t n = blocks; n > 1; --n) std::swap(order[n - 1], order[draw() % n]);
+  block.fibers.resize(threads * block.size);
+  block.warps.assign((threads + 31) / 32 * block.size, Warp{});
+  std::vector<size_t> order(blocks / block.size);
+  for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+  for (size_t n = order.size(); n > 1; --n) std::swap(order[n - 1], order[draw() % n]);
+  unsigned across = grid[0] / block.size;
   for (size_t flat : order) {
-    block.idx = {(unsigned)(flat % grid[0]), (unsigned)(flat / grid[0] % grid[1]), (unsigned)(flat / grid[0] / grid[1])};
+    uint3 first{(unsigned)(flat % across) * block.size, (unsigned)(flat / across % grid[1]), (unsigned)(flat / across / grid[1])};
     memset(__start_emu_shared, kPoison, (size_t)(__stop_emu_shared - __start_emu_shared));
-    memset(dynamic, kPoison, shared);
-    for (size_t i = 0; i < threads; ++i) prepare(block.fibers[i], i);
+    for (unsigned rank = 0; rank < block.size; ++rank) memset(dynamic[rank], kPoison, shared);
+    for (size_t i = 0; i < block.fibers.size(); ++i) prepare(block.fibers[i], i, first);
     if (!run_block()) return 1;
   }
   return 0;

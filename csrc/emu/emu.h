@@ -24,6 +24,10 @@
     name(*static_cast<const Params*>(params));                    \
   }                                                               \
   static void name(const Params& p)
+#define FL_KERNEL_CLUSTER(threads, blocks, cluster, name, Params)                                 \
+  extern "C" void flashlane_emu_##name(const void* params);                                       \
+  static const bool name##_clusters = emu::run_in_clusters(flashlane_emu_##name, cluster);        \
+  FL_KERNEL(threads, name, Params)
 #define FL_DYNAMIC_SHARED(name) unsigned char* name = emu::dynamic_shared()
 
 struct uint3 {
@@ -48,8 +52,9 @@ using std::min;
 namespace emu {
 
 struct Thread {
-  uint3 idx;
-  unsigned lane, warp;
+  uint3 idx, block;
+  // Of the block in its cluster; of the warp among those of the cluster.
+  unsigned lane, warp, rank;
 };
 
 const Thread& self();
@@ -57,9 +62,16 @@ const uint3& block_idx();
 const uint3& block_dim();
 const uint3& grid_dim();
 unsigned char* dynamic_shared();
+// The same address in the dynamic shared memory of another block of the cluster.
+const void* peer_shared(const void* own, unsigned rank);
+unsigned cluster_size();
 
-// Waits for every live thread of the block.
+// Blocks of this kernel run in clusters of `size` along x. Their shared memory is all dynamic: static memory is one for all.
+bool run_in_clusters(void (*kernel)(const void*), unsigned size);
+
+// Waits for every live thread of the block, or of the cluster.
 void barrier();
+void cluster_barrier();
 // Waits for every thread of `mask` in this warp; `value` is what this thread brings, the result is what all brought.
 const uint64_t* meet(unsigned mask, uint64_t value);
 

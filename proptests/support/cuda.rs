@@ -61,7 +61,7 @@ impl Cuda {
         Self { name, backend, options: Options::default() }
     }
 
-    /// The same with the simple reader of index keys; it then takes `index_logits` alone.
+    /// The same with the simple reader of index keys; it then takes nothing but what reads them.
     fn simple_reader(self) -> Self {
         Self { options: Options { index_reader: IndexReader::Simple }, ..self }
     }
@@ -113,8 +113,8 @@ impl Executor for Cuda {
     }
 
     fn takes(&self, case: &Case) -> bool {
-        let alike =
-            self.options == Options::default() || matches!(case.graph.nodes[0].op, Op::IndexLogits(_));
+        let alike = self.options == Options::default()
+            || matches!(case.graph.nodes[0].op, Op::IndexLogits(_) | Op::IndexSelect(_));
         alike && !self.prepare(case).is_err_and(|e| e.is_unsupported())
     }
 

@@ -18,8 +18,8 @@ pub(crate) fn small() -> &'static Small {
     static SMALL: OnceLock<Small> = OnceLock::new();
     SMALL.get_or_init(|| {
         let config = synthetic::tiny_config();
-        let file = synthetic::safetensors(&config, 1).expect("a synthetic checkpoint");
-        let header = 8 + u64::from_le_bytes(*file.first_chunk().expect("a length")) as usize;
+        let file = synthetic::safetensors(&config, 1).unwrap();
+        let header = 8 + u64::from_le_bytes(*file.first_chunk().unwrap()) as usize;
         Small { config: Value::Object(config.to_json()).to_string().into_bytes(), file, header }
     })
 }

@@ -56,7 +56,7 @@ impl Loaded {
 /// The model that is compiled into the binary.
 pub(crate) mod built_in {
     pub(crate) const CONFIG: &[u8] = include_bytes!("../../models/tiny/config.json");
-    pub(crate) const TENSORS: &[u8] = include_bytes!("../../models/tiny/model.safetensors");
+    pub(crate) static TENSORS: &[u8] = include_bytes!("../../models/tiny/model.safetensors");
     pub(crate) const TOKENIZER: &[u8] = include_bytes!("../../models/tiny/tokenizer.json");
 }
 

@@ -2,17 +2,20 @@
 //!
 //! Each node is cut into phases, as a kernel takes time: it begins and may be followed by those that were launched
 //! programmatically; it waits and reads the first half of each operand; it reads the rest, computes, and writes the first half
-//! of each result; it writes the rest and is complete. Between any two phases others may run theirs, so that nodes overlap in
-//! time and not only in order. A step that was proved gives the same bytes in every order; one that was not shows it from a
-//! seed.
+//! of each result; it writes the rest and is complete. Rows of pools and states are operands and results like any other.
+//! Between any two phases others may run theirs, so that nodes overlap in time and not only in order. A step that was proved
+//! gives the same bytes in every order; one that was not shows it from a seed.
 //!
-//! Rows of pools and states are read and written where they lie, in the phase that computes. What computes is the caller's.
+//! What computes is the caller's.
+
+mod rows;
 
 use std::ops::Range;
 
 use super::{ExecError, Weights};
-use crate::ops::{BufferId, Dtype, Mode, Part, Value};
+use crate::ops::{BufferId, Dtype, Mode, Part, UnknownContents, Value};
 use crate::step::{Class, EdgeKind, Graph, Memory, Node, OperandError, Operands, Plan, Random, Resident};
+use rows::{Row, Used};
 
 /// Runs one step of the model in the order that `seed` draws, dead transients poisoned; another seed for each step.
 ///
@@ -26,30 +29,7 @@ pub fn run_step(
     weights: &Weights,
     (order, seed): (Order, u64),
 ) -> Result<(), ExecError> {
-    run_with(AnyOrder::new(graph, plan, order, seed).with_poison(), memory, resident, weights)
-}
-
-/// As [`run_step`]; dead transients keep their bytes, so that what a wrong order reads looks like values.
-///
-/// # Errors
-/// The first node's [`ExecError`].
-pub fn run_step_unpoisoned(
-    graph: &Graph,
-    plan: &Plan,
-    memory: &mut Memory,
-    resident: &mut Resident,
-    weights: &Weights,
-    (order, seed): (Order, u64),
-) -> Result<(), ExecError> {
-    run_with(AnyOrder::new(graph, plan, order, seed), memory, resident, weights)
-}
-
-fn run_with(
-    mut simulator: AnyOrder<'_>,
-    memory: &mut Memory,
-    resident: &mut Resident,
-    weights: &Weights,
-) -> Result<(), ExecError> {
+    let mut simulator = AnyOrder::new(graph, plan, order, seed).with_poison();
     simulator.step(memory, resident, &mut |graph, node, operands| super::run(graph, node, operands, weights))
 }
 
@@ -75,6 +55,8 @@ pub struct AnyOrder<'a> {
     nodes: Vec<Links>,
     /// Operands of the node that computes, at their planned places.
     scratch: Memory,
+    /// Rows of pools and states of the node that computes, at theirs.
+    own: Resident,
 }
 
 /// A node's edges and its accesses to step memory.
@@ -87,6 +69,8 @@ struct Links {
     writes: Vec<Span>,
     /// Transients, each once.
     uses: Vec<BufferId>,
+    /// It uses a pool or state.
+    rows: bool,
 }
 
 /// Bytes of a buffer of the step.
@@ -111,6 +95,8 @@ struct Run {
     phases: Vec<Phase>,
     /// Bytes read so far, or results on their way, by access.
     held: Vec<Vec<Vec<u8>>>,
+    /// The same of pools and states.
+    rows: Vec<Vec<Row>>,
     ready: Vec<usize>,
     weights: Vec<u32>,
     /// Nodes that have yet to finish with each transient.
@@ -130,13 +116,21 @@ impl<'a> AnyOrder<'a> {
             }
         }
         let scratch = Memory::new(graph, plan);
-        Self { graph, plan, order, random: Random::new(seed), poison: false, nodes, scratch }
+        let (random, own) = (Random::new(seed), Resident::default());
+        Self { graph, plan, order, random, poison: false, nodes, scratch, own }
     }
 
     /// Fills the bytes of every transient with 0xff once its last user is done: NaN in every float format, -1 as an index.
     #[must_use]
     pub fn with_poison(mut self) -> Self {
         self.poison = true;
+        self
+    }
+
+    /// Values that are read after the step stay as they are.
+    #[must_use]
+    pub fn keeping(mut self, live: &[BufferId]) -> Self {
+        self.nodes.iter_mut().for_each(|node| node.uses.retain(|buffer| !live.contains(buffer)));
         self
     }
 
@@ -150,17 +144,41 @@ impl<'a> AnyOrder<'a> {
         resident: &mut Resident,
         execute: &mut dyn FnMut(&Graph, &Node, Operands<'_>) -> Result<(), E>,
     ) -> Result<(), E> {
+        self.begin_step(usize::MAX, memory, resident, execute)
+    }
+
+    /// Runs the first `phases` phases of a step and leaves it there; a whole step has [`AnyOrder::phases`].
+    ///
+    /// # Errors
+    /// As [`AnyOrder::step`].
+    pub fn begin_step<E: From<OperandError>>(
+        &mut self,
+        phases: usize,
+        memory: &mut Memory,
+        resident: &mut Resident,
+        execute: &mut dyn FnMut(&Graph, &Node, Operands<'_>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        if self.own.pools.len() != resident.pools.len() || self.own.states.len() != resident.states.len() {
+            self.own = rows::apart(resident);
+        }
         let mut run = self.start();
-        while let Some(node) = self.pick(&run) {
+        for _ in 0..phases {
+            let Some(node) = self.pick(&run) else { return Ok(()) };
             match run.phases[node] {
                 Phase::Idle => run.phases[node] = Phase::Begun,
-                Phase::Begun => self.read_half(&mut run, node, memory),
+                Phase::Begun => self.read_half(&mut run, node, memory, resident)?,
                 Phase::ReadHalf => self.compute(&mut run, node, memory, resident, execute)?,
-                Phase::WrittenHalf | Phase::Complete => self.complete(&mut run, node, memory),
+                Phase::WrittenHalf | Phase::Complete => self.complete(&mut run, node, memory, resident),
             }
             self.refresh(&mut run, node);
         }
         Ok(())
+    }
+
+    /// Phases of a whole step.
+    #[must_use]
+    pub const fn phases(graph: &Graph) -> usize {
+        4 * graph.nodes.len()
     }
 
     fn start(&mut self) -> Run {
@@ -173,7 +191,9 @@ impl<'a> AnyOrder<'a> {
         let ready =
             (0..count).filter(|&n| self.nodes[n].full.is_empty() && self.nodes[n].programmatic.is_empty());
         let ready = ready.collect();
-        Run { phases: vec![Phase::Idle; count], held: vec![Vec::new(); count], ready, weights, left }
+        let (phases, held, rows) =
+            (vec![Phase::Idle; count], vec![Vec::new(); count], vec![Vec::new(); count]);
+        Run { phases, held, rows, ready, weights, left }
     }
 
     /// How eager each node is in this step: lanes run at four speeds, and one node in eight is slow or held back.
@@ -232,10 +252,30 @@ impl<'a> AnyOrder<'a> {
         }
     }
 
-    fn read_half(&self, run: &mut Run, node: usize, memory: &mut Memory) {
+    fn read_half<E: From<OperandError>>(
+        &self,
+        run: &mut Run,
+        node: usize,
+        memory: &mut Memory,
+        resident: &mut Resident,
+    ) -> Result<(), E> {
+        let mut used = self.used(node, memory)?;
+        rows::first_halves(&mut used.reads);
+        rows::take(&mut used.reads, resident);
+        run.rows[node] = used.reads;
         let reads = &self.nodes[node].reads;
         run.held[node] = reads.iter().map(|s| self.bytes(memory, s)[..s.range.len() / 2].to_vec()).collect();
         run.phases[node] = Phase::ReadHalf;
+        Ok(())
+    }
+
+    /// The rows that the node's operands in `memory` name.
+    fn used(&self, node: usize, memory: &Memory) -> Result<Used, OperandError> {
+        if !self.nodes[node].rows {
+            return Ok(Used { reads: Vec::new(), writes: Vec::new() });
+        }
+        let undeclared = |e: UnknownContents| OperandError::Undeclared { op: e.op, buffer: e.buffer.0 };
+        Used::by(&self.graph.nodes[node].op, self.graph, self.plan, memory).map_err(undeclared)
     }
 
     fn compute<E: From<OperandError>>(
@@ -246,21 +286,41 @@ impl<'a> AnyOrder<'a> {
         resident: &mut Resident,
         execute: &mut dyn FnMut(&Graph, &Node, Operands<'_>) -> Result<(), E>,
     ) -> Result<(), E> {
-        let mut scratch = std::mem::take(&mut self.scratch);
+        let (mut scratch, mut own) = (std::mem::take(&mut self.scratch), std::mem::take(&mut self.own));
         self.fill(&mut scratch, node, &run.held[node], memory);
-        let of = &self.graph.nodes[node];
-        let result = Operands::new(self.graph, self.plan, of, &mut scratch, resident)
-            .map_err(E::from)
-            .and_then(|operands| execute(self.graph, of, operands));
+        let result = self.over_copies(run, node, (&mut scratch, &mut own), resident, execute);
         let writes = &self.nodes[node].writes;
         run.held[node] = writes.iter().map(|s| self.bytes(&mut scratch, s).to_vec()).collect();
         for (span, result) in writes.iter().zip(&run.held[node]) {
             let half = result.len() / 2;
             self.bytes(memory, span)[..half].copy_from_slice(&result[..half]);
         }
-        self.scratch = scratch;
+        (self.scratch, self.own) = (scratch, own);
         run.phases[node] = Phase::WrittenHalf;
         result
+    }
+
+    /// Computes the node over copies of its operands, of which its rows are still to be brought, and lets the first half of
+    /// the rows that it writes go out.
+    fn over_copies<E: From<OperandError>>(
+        &self,
+        run: &mut Run,
+        node: usize,
+        (scratch, own): (&mut Memory, &mut Resident),
+        resident: &mut Resident,
+        execute: &mut dyn FnMut(&Graph, &Node, Operands<'_>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut used = self.used(node, scratch)?;
+        rows::take(&mut used.reads, resident);
+        rows::put(&used.reads, own);
+        rows::put(&run.rows[node], own);
+        let of = &self.graph.nodes[node];
+        let operands = Operands::new(self.graph, self.plan, of, scratch, own)?;
+        execute(self.graph, of, operands)?;
+        rows::take(&mut used.writes, own);
+        rows::put_half(&used.writes, true, resident);
+        run.rows[node] = used.writes;
+        Ok(())
     }
 
     /// Brings the operands to the scratch memory: of each read the half that is held and the rest as it is now.
@@ -277,7 +337,8 @@ impl<'a> AnyOrder<'a> {
         }
     }
 
-    fn complete(&self, run: &mut Run, node: usize, memory: &mut Memory) {
+    fn complete(&self, run: &mut Run, node: usize, memory: &mut Memory, resident: &mut Resident) {
+        rows::put_half(&std::mem::take(&mut run.rows[node]), false, resident);
         let links = &self.nodes[node];
         for (span, result) in links.writes.iter().zip(std::mem::take(&mut run.held[node])) {
             let half = result.len() / 2;
@@ -314,6 +375,7 @@ fn links(graph: &Graph, node: &Node) -> Links {
     for access in node.op.regions() {
         let buffer = access.region.buffer;
         let class = graph.buffer(buffer).class;
+        links.rows |= matches!(class, Class::Pool(_) | Class::State(_));
         let Part::Bytes(range) = access.region.part else { continue };
         if !matches!(class, Class::Input | Class::Output | Class::Transient) {
             continue;

@@ -40,9 +40,9 @@ kernel! {
 }
 
 /// The operation with its operands at hand.
-struct Job<'a> {
+pub(super) struct Job<'a> {
     op: &'a IndexLogits,
-    positions: &'a [i32],
+    pub(super) positions: &'a [i32],
     codes: &'a [u8],
     scales: &'a [u8],
     weights: &'a [f32],
@@ -51,31 +51,52 @@ struct Job<'a> {
 }
 
 pub(super) fn run(op: &IndexLogits, context: &mut Context<'_, '_>) -> Result<(), ExecError> {
-    let (rows, width, simd) = (op.tokens.rows(), op.keys.max_rows(), context.simd);
-    let heads = rows * op.heads;
-    let positions = context.positions(&op.tokens)?;
-    let codes = context.codes("codes", &op.codes, heads * op.format.code_bytes())?;
-    let scales = match &op.scales {
-        Some(scales) => context.codes("scales", scales, heads * op.format.scale_bytes())?,
-        None => &[],
-    };
-    let weights = context.f32s("weights", &op.weights, heads)?;
-    let keys = context.pages(&op.tokens, &op.keys, op.format.page_bytes(op.keys.page_rows))?;
-    let logits = context.f32s_mut("logits", &op.logits, rows * width)?;
-    let job = Job { op, positions, codes, scales, weights, keys, simd };
-    let work = positions.iter().map(|&p| job.visible(p) * op.heads * INDEX_DIM).sum();
-    let tile = if op.tokens.per_request.is_multiple_of(TOKEN_TILE) { TOKEN_TILE } else { 1 };
-    for_chunks(logits, tile * width, work, |task, logits| job.tile(task * tile, logits));
+    let width = op.keys.max_rows();
+    let job = Job::new(op, context)?;
+    let logits = context.f32s_mut("logits", &op.logits, op.tokens.rows() * width)?;
+    let tile = job.tokens_of_a_task();
+    for_chunks(logits, tile * width, job.work(), |task, logits| job.tile(task * tile, logits));
     Ok(())
 }
 
-impl Job<'_> {
+impl<'a> Job<'a> {
+    pub(super) fn new(op: &'a IndexLogits, context: &Context<'a, '_>) -> Result<Self, ExecError> {
+        let heads = op.tokens.rows() * op.heads;
+        let scales = match &op.scales {
+            Some(scales) => context.codes("scales", scales, heads * op.format.scale_bytes())?,
+            None => &[],
+        };
+        Ok(Self {
+            op,
+            positions: context.positions(&op.tokens)?,
+            codes: context.codes("codes", &op.codes, heads * op.format.code_bytes())?,
+            scales,
+            weights: context.f32s("weights", &op.weights, heads)?,
+            keys: context.pages(&op.tokens, &op.keys, op.format.page_bytes(op.keys.page_rows))?,
+            simd: context.simd,
+        })
+    }
+
+    pub(super) fn tokens_of_a_task(&self) -> usize {
+        if self.op.tokens.per_request.is_multiple_of(TOKEN_TILE) { TOKEN_TILE } else { 1 }
+    }
+
+    /// Multiply-adds of all tokens.
+    pub(super) fn work(&self) -> usize {
+        self.positions.iter().map(|&p| self.visible(p) * self.op.heads * INDEX_DIM).sum()
+    }
+
+    /// Rows that token `t` sees.
+    pub(super) fn visible_of(&self, t: usize) -> usize {
+        self.visible(self.positions[t])
+    }
+
     fn visible(&self, position: i32) -> usize {
         usize::try_from(position).map_or(0, |p| ((p + 1) / 4).min(self.op.keys.max_rows()))
     }
 
     /// The tokens from `first` on, as many as `logits` has rows.
-    fn tile(&self, first: usize, logits: &mut [f32]) {
+    pub(super) fn tile(&self, first: usize, logits: &mut [f32]) {
         let (op, width) = (self.op, self.op.keys.max_rows());
         let tokens = logits.len() / width;
         let request = first / op.tokens.per_request;

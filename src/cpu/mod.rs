@@ -17,6 +17,7 @@ mod experts;
 mod hyper;
 mod index_logits;
 mod index_query;
+mod index_select;
 mod index_store;
 mod knock_out;
 mod linear;
@@ -81,6 +82,7 @@ pub fn run(graph: &Graph, node: &Node, operands: Operands<'_>, weights: &Weights
         Op::IndexQuery(op) => index_query::run(op, context),
         Op::IndexLogits(op) => index_logits::run(op, context),
         Op::TopK(op) => topk::run(op, context),
+        Op::IndexSelect(op) => index_select::run(op, context),
         Op::Attention(op) => attention::run(op, context),
         Op::Router(op) => router::run(op, context),
         Op::ExpertsUp(op) => experts::up(op, context),

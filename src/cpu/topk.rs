@@ -2,7 +2,7 @@
 
 use super::ExecError;
 use super::context::Context;
-use super::knock_out::random_rows;
+use super::knock_out::{KnockOut, random_rows};
 use super::rows::for_chunks;
 use crate::ops::TopK;
 
@@ -33,6 +33,22 @@ pub(super) fn largest(scores: &[f32], k: usize) -> Vec<u32> {
     best
 }
 
+/// Fills `selected` with the rows of the best scores, ascending, then -1; no score is read if all fit. Random rows where
+/// the layer is knocked out.
+pub(super) fn choose(scores: &[f32], selected: &mut [i32], position: i32, knocked_out: Option<KnockOut>) {
+    let (n, k) = (scores.len(), selected.len());
+    selected.fill(-1);
+    if n <= k {
+        selected.iter_mut().zip(0..).take(n).for_each(|(s, i)| *s = i);
+        return;
+    }
+    let struck = knocked_out.and_then(|layer| layer.strikes(position, scores));
+    let best = struck.map_or_else(|| largest(scores, k), |mut random| random_rows(n, k, &mut random));
+    for (s, i) in selected.iter_mut().zip(best) {
+        *s = i as i32;
+    }
+}
+
 pub(super) fn run(op: &TopK, context: &mut Context<'_, '_>) -> Result<(), ExecError> {
     let rows = op.tokens.rows();
     let positions = context.positions(&op.tokens)?;
@@ -41,18 +57,7 @@ pub(super) fn run(op: &TopK, context: &mut Context<'_, '_>) -> Result<(), ExecEr
     let selected = context.ints_mut("selected", &op.selected, rows * op.k)?;
     for_chunks(selected, op.k, 8 * rows * op.width, |t, selected| {
         let n = usize::try_from(positions[t]).map_or(0, |p| ((p + 1) / 4).min(op.width));
-        selected.fill(-1);
-        if n <= op.k {
-            selected.iter_mut().zip(0..).take(n).for_each(|(s, i)| *s = i);
-            return;
-        }
-        let scores = &logits[t * op.width..t * op.width + n];
-        let struck = knocked_out.and_then(|layer| layer.strikes(positions[t], scores));
-        let best =
-            struck.map_or_else(|| largest(scores, op.k), |mut random| random_rows(n, op.k, &mut random));
-        for (s, i) in selected.iter_mut().zip(best) {
-            *s = i as i32;
-        }
+        choose(&logits[t * op.width..t * op.width + n], selected, positions[t], knocked_out);
     });
     Ok(())
 }

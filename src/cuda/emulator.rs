@@ -30,15 +30,15 @@ macro_rules! entries {
 }
 
 entries! {
-    Attention, flashlane_emu_attention;
+    Attention5, flashlane_emu_attention_5;
+    Attention8, flashlane_emu_attention_8;
+    AttentionAlone, flashlane_emu_attention_alone;
     CompressC4, flashlane_emu_compress_c4;
     CompressC128, flashlane_emu_compress_c128;
     Delay, flashlane_emu_delay;
     Embed, flashlane_emu_embed;
-    ExpertsUp8, flashlane_emu_experts_up_8;
-    ExpertsUp32, flashlane_emu_experts_up_32;
-    ExpertsDown8, flashlane_emu_experts_down_8;
-    ExpertsDown32, flashlane_emu_experts_down_32;
+    ExpertsUp, flashlane_emu_experts_up;
+    ExpertsDown, flashlane_emu_experts_down;
     Fill, flashlane_emu_fill;
     HyperPre, flashlane_emu_hyper_pre;
     HyperPost, flashlane_emu_hyper_post;
@@ -46,6 +46,8 @@ entries! {
     IndexLogitsFast, flashlane_emu_index_logits_fast;
     IndexLogitsSimple, flashlane_emu_index_logits_simple;
     IndexQuery, flashlane_emu_index_query;
+    IndexSelectFast, flashlane_emu_index_select_fast;
+    IndexSelectSimple, flashlane_emu_index_select_simple;
     IndexStore, flashlane_emu_index_store;
     Linear8, flashlane_emu_linear_8;
     Linear32, flashlane_emu_linear_32;
@@ -58,6 +60,8 @@ entries! {
     Router, flashlane_emu_router;
     Sample, flashlane_emu_sample;
     TopK, flashlane_emu_topk;
+    TopKCluster, flashlane_emu_topk_cluster;
+    TopKLong, flashlane_emu_topk_long;
 }
 
 /// The emulator has one block's state for the whole process.

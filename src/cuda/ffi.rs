@@ -97,7 +97,7 @@ pub struct AttentionParams {
     pub format: i32,
     pub max_positions: i32,
     pub scale: f32,
-    pub pad: i32,
+    pub parts: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -149,8 +149,8 @@ const _: () = {
         "Offset of field: AttentionParams::scale",
     ][::std::mem::offset_of!(AttentionParams, scale) - 136usize];
     [
-        "Offset of field: AttentionParams::pad",
-    ][::std::mem::offset_of!(AttentionParams, pad) - 140usize];
+        "Offset of field: AttentionParams::parts",
+    ][::std::mem::offset_of!(AttentionParams, parts) - 140usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -350,10 +350,12 @@ pub struct ExpertsUpParams {
     pub hidden: i32,
     pub width: i32,
     pub limit: f32,
+    pub items: i32,
+    pub pad: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of ExpertsUpParams"][::std::mem::size_of::<ExpertsUpParams>() - 88usize];
+    ["Size of ExpertsUpParams"][::std::mem::size_of::<ExpertsUpParams>() - 96usize];
     ["Alignment of ExpertsUpParams"][::std::mem::align_of::<ExpertsUpParams>() - 8usize];
     [
         "Offset of field: ExpertsUpParams::x",
@@ -388,6 +390,12 @@ const _: () = {
     [
         "Offset of field: ExpertsUpParams::limit",
     ][::std::mem::offset_of!(ExpertsUpParams, limit) - 84usize];
+    [
+        "Offset of field: ExpertsUpParams::items",
+    ][::std::mem::offset_of!(ExpertsUpParams, items) - 88usize];
+    [
+        "Offset of field: ExpertsUpParams::pad",
+    ][::std::mem::offset_of!(ExpertsUpParams, pad) - 92usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -402,7 +410,7 @@ pub struct ExpertsDownParams {
     pub k: i32,
     pub hidden: i32,
     pub width: i32,
-    pub pad: i32,
+    pub items: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -441,8 +449,8 @@ const _: () = {
         "Offset of field: ExpertsDownParams::width",
     ][::std::mem::offset_of!(ExpertsDownParams, width) - 80usize];
     [
-        "Offset of field: ExpertsDownParams::pad",
-    ][::std::mem::offset_of!(ExpertsDownParams, pad) - 84usize];
+        "Offset of field: ExpertsDownParams::items",
+    ][::std::mem::offset_of!(ExpertsDownParams, items) - 84usize];
 };
 pub const kFillF32: FillKind = 0;
 pub const kFillBf16: FillKind = 1;
@@ -504,11 +512,13 @@ pub struct HyperPreParams {
     pub sinkhorn_iters: i32,
     pub eps: f32,
     pub hc_eps: f32,
+    pub rows: i32,
+    pub per_cluster: i32,
     pub pad: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of HyperPreParams"][::std::mem::size_of::<HyperPreParams>() - 104usize];
+    ["Size of HyperPreParams"][::std::mem::size_of::<HyperPreParams>() - 112usize];
     ["Alignment of HyperPreParams"][::std::mem::align_of::<HyperPreParams>() - 8usize];
     [
         "Offset of field: HyperPreParams::position",
@@ -553,8 +563,14 @@ const _: () = {
         "Offset of field: HyperPreParams::hc_eps",
     ][::std::mem::offset_of!(HyperPreParams, hc_eps) - 96usize];
     [
+        "Offset of field: HyperPreParams::rows",
+    ][::std::mem::offset_of!(HyperPreParams, rows) - 100usize];
+    [
+        "Offset of field: HyperPreParams::per_cluster",
+    ][::std::mem::offset_of!(HyperPreParams, per_cluster) - 104usize];
+    [
         "Offset of field: HyperPreParams::pad",
-    ][::std::mem::offset_of!(HyperPreParams, pad) - 100usize];
+    ][::std::mem::offset_of!(HyperPreParams, pad) - 108usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -660,13 +676,12 @@ const _: () = {
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
-pub struct IndexLogitsParams {
+pub struct IndexScores {
     pub position: *const i32,
     pub codes: *const u8,
     pub scales: *const u8,
     pub weights: *const f32,
     pub keys: PagedRows,
-    pub logits: *mut f32,
     pub per_request: i32,
     pub heads: i32,
     pub format: i32,
@@ -674,40 +689,62 @@ pub struct IndexLogitsParams {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of IndexLogitsParams"][::std::mem::size_of::<IndexLogitsParams>() - 88usize];
+    ["Size of IndexScores"][::std::mem::size_of::<IndexScores>() - 80usize];
+    ["Alignment of IndexScores"][::std::mem::align_of::<IndexScores>() - 8usize];
+    [
+        "Offset of field: IndexScores::position",
+    ][::std::mem::offset_of!(IndexScores, position) - 0usize];
+    [
+        "Offset of field: IndexScores::codes",
+    ][::std::mem::offset_of!(IndexScores, codes) - 8usize];
+    [
+        "Offset of field: IndexScores::scales",
+    ][::std::mem::offset_of!(IndexScores, scales) - 16usize];
+    [
+        "Offset of field: IndexScores::weights",
+    ][::std::mem::offset_of!(IndexScores, weights) - 24usize];
+    [
+        "Offset of field: IndexScores::keys",
+    ][::std::mem::offset_of!(IndexScores, keys) - 32usize];
+    [
+        "Offset of field: IndexScores::per_request",
+    ][::std::mem::offset_of!(IndexScores, per_request) - 64usize];
+    [
+        "Offset of field: IndexScores::heads",
+    ][::std::mem::offset_of!(IndexScores, heads) - 68usize];
+    [
+        "Offset of field: IndexScores::format",
+    ][::std::mem::offset_of!(IndexScores, format) - 72usize];
+    [
+        "Offset of field: IndexScores::scale",
+    ][::std::mem::offset_of!(IndexScores, scale) - 76usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct IndexLogitsParams {
+    pub scores: IndexScores,
+    pub logits: *mut f32,
+    pub tokens: i32,
+    pub pad: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of IndexLogitsParams"][::std::mem::size_of::<IndexLogitsParams>() - 96usize];
     [
         "Alignment of IndexLogitsParams",
     ][::std::mem::align_of::<IndexLogitsParams>() - 8usize];
     [
-        "Offset of field: IndexLogitsParams::position",
-    ][::std::mem::offset_of!(IndexLogitsParams, position) - 0usize];
-    [
-        "Offset of field: IndexLogitsParams::codes",
-    ][::std::mem::offset_of!(IndexLogitsParams, codes) - 8usize];
-    [
-        "Offset of field: IndexLogitsParams::scales",
-    ][::std::mem::offset_of!(IndexLogitsParams, scales) - 16usize];
-    [
-        "Offset of field: IndexLogitsParams::weights",
-    ][::std::mem::offset_of!(IndexLogitsParams, weights) - 24usize];
-    [
-        "Offset of field: IndexLogitsParams::keys",
-    ][::std::mem::offset_of!(IndexLogitsParams, keys) - 32usize];
+        "Offset of field: IndexLogitsParams::scores",
+    ][::std::mem::offset_of!(IndexLogitsParams, scores) - 0usize];
     [
         "Offset of field: IndexLogitsParams::logits",
-    ][::std::mem::offset_of!(IndexLogitsParams, logits) - 64usize];
+    ][::std::mem::offset_of!(IndexLogitsParams, logits) - 80usize];
     [
-        "Offset of field: IndexLogitsParams::per_request",
-    ][::std::mem::offset_of!(IndexLogitsParams, per_request) - 72usize];
+        "Offset of field: IndexLogitsParams::tokens",
+    ][::std::mem::offset_of!(IndexLogitsParams, tokens) - 88usize];
     [
-        "Offset of field: IndexLogitsParams::heads",
-    ][::std::mem::offset_of!(IndexLogitsParams, heads) - 76usize];
-    [
-        "Offset of field: IndexLogitsParams::format",
-    ][::std::mem::offset_of!(IndexLogitsParams, format) - 80usize];
-    [
-        "Offset of field: IndexLogitsParams::scale",
-    ][::std::mem::offset_of!(IndexLogitsParams, scale) - 84usize];
+        "Offset of field: IndexLogitsParams::pad",
+    ][::std::mem::offset_of!(IndexLogitsParams, pad) - 92usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -755,6 +792,33 @@ const _: () = {
     [
         "Offset of field: IndexQueryParams::max_positions",
     ][::std::mem::offset_of!(IndexQueryParams, max_positions) - 52usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct IndexSelectParams {
+    pub scores: IndexScores,
+    pub selected: *mut i32,
+    pub k: i32,
+    pub pad: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of IndexSelectParams"][::std::mem::size_of::<IndexSelectParams>() - 96usize];
+    [
+        "Alignment of IndexSelectParams",
+    ][::std::mem::align_of::<IndexSelectParams>() - 8usize];
+    [
+        "Offset of field: IndexSelectParams::scores",
+    ][::std::mem::offset_of!(IndexSelectParams, scores) - 0usize];
+    [
+        "Offset of field: IndexSelectParams::selected",
+    ][::std::mem::offset_of!(IndexSelectParams, selected) - 80usize];
+    [
+        "Offset of field: IndexSelectParams::k",
+    ][::std::mem::offset_of!(IndexSelectParams, k) - 88usize];
+    [
+        "Offset of field: IndexSelectParams::pad",
+    ][::std::mem::offset_of!(IndexSelectParams, pad) - 92usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

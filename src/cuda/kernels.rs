@@ -28,16 +28,16 @@ macro_rules! kernels {
 }
 
 kernels! {
-    Attention, "attention", "attention";
+    Attention5, "attention", "attention_5";
+    Attention8, "attention", "attention_8";
+    AttentionAlone, "attention", "attention_alone";
     Canary, "canary", "canary";
     CompressC4, "compress", "compress_c4";
     CompressC128, "compress", "compress_c128";
     Delay, "delay", "delay";
     Embed, "embed", "embed";
-    ExpertsUp8, "experts", "experts_up_8";
-    ExpertsUp32, "experts", "experts_up_32";
-    ExpertsDown8, "experts", "experts_down_8";
-    ExpertsDown32, "experts", "experts_down_32";
+    ExpertsUp, "experts", "experts_up";
+    ExpertsDown, "experts", "experts_down";
     Fill, "fill", "fill";
     HyperPre, "hyper", "hyper_pre";
     HyperPost, "hyper", "hyper_post";
@@ -45,6 +45,8 @@ kernels! {
     IndexLogitsFast, "index_logits", "index_logits_fast";
     IndexLogitsSimple, "index_logits", "index_logits_simple";
     IndexQuery, "index_query", "index_query";
+    IndexSelectFast, "index_select", "index_select_fast";
+    IndexSelectSimple, "index_select", "index_select_simple";
     IndexStore, "index_store", "index_store";
     Linear8, "linear", "linear_8";
     Linear32, "linear", "linear_32";
@@ -57,6 +59,8 @@ kernels! {
     Router, "router", "router";
     Sample, "sample", "sample";
     TopK, "topk", "topk";
+    TopKCluster, "topk", "topk_cluster";
+    TopKLong, "topk_long", "topk_long";
 }
 
 /// Whether this build has compiled kernels.

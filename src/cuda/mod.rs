@@ -3,11 +3,11 @@
 //! Nothing of CUDA is linked: without a driver [`Gpu::open`] is an error value, and the binary starts anywhere. What runs a
 //! kernel is a [`Backend`]: the driver ([`Gpu`]), or with feature `emulator` the CPU ([`Emulator`]), on the same sources
 //! with the same launches. Each operation's module in `ops` checks the operands of one op against its dimensions and
-//! says how to launch it; [`Executor`] runs the nodes of a step in append order.
+//! says how to launch it; [`Executor`] runs the nodes of a step, eagerly or as a captured graph that was read back and proved.
 //!
 //! With feature `cust`, [`Gpu`] also works on streams and buffers that a caller holds through crate `cust`.
 //!
-//! Activations are bf16 here (`f32` storage is the CPU's). Not here yet: capture, lanes on several streams, and PDL edges.
+//! Activations are bf16 here (`f32` storage is the CPU's).
 //!
 //! The only `unsafe` of the crate but two: raw device memory is owned by [`DeviceBuffer`] alone, and a launch reaches the
 //! device only with operands that came through [`Bindings`], which checks that each lies within its buffer.

@@ -61,6 +61,7 @@ impl MatrixFormat {
 #[derive(Debug)]
 pub struct DeviceWeight {
     pub format: MatrixFormat,
+    /// As kernels read them: e2m1 codes are not two to a byte, but arranged as [`scaled`](Self::scaled) does.
     pub codes: DeviceBuffer,
     pub scales: Option<DeviceBuffer>,
     /// NVFP4's second level, f32, one a matrix.
@@ -81,7 +82,7 @@ impl DeviceWeight {
         [Some(&self.codes), self.scales.as_ref(), self.global.as_ref()].into_iter().flatten()
     }
 
-    /// A block-scaled weight.
+    /// A block-scaled weight, with its codes as checkpoints have them.
     ///
     /// # Errors
     /// [`CudaError::Driver`].
@@ -96,11 +97,34 @@ impl DeviceWeight {
             (!global.is_empty()).then(|| DeviceBuffer::from_bytes(backend, bytemuck::cast_slice(global)));
         Ok(Self {
             format,
-            codes: DeviceBuffer::from_bytes(backend, codes)?,
+            codes: match format {
+                MatrixFormat::Nvfp4 | MatrixFormat::Mxfp4 => {
+                    DeviceBuffer::from_bytes(backend, &arrange_fp4(codes))?
+                }
+                _ => DeviceBuffer::from_bytes(backend, codes)?,
+            },
             scales: Some(DeviceBuffer::from_bytes(backend, scales)?),
             global: global.transpose()?,
         })
     }
+}
+
+/// e2m1 codes, two to a byte, as the kernels read them: eight to a word, so that few shifts bring all of them to their places
+/// in pairs of bf16 (`csrc/common/convert.h`). Rows are whole words.
+fn arrange_fp4(codes: &[u8]) -> Vec<u8> {
+    let mut out = codes.to_vec();
+    for word in out.chunks_exact_mut(4) {
+        let codes = u32::from_le_bytes([word[0], word[1], word[2], word[3]]);
+        let half = |odd: u32| {
+            let pair = |j: u32, magnitude: u32, sign: u32| {
+                let code = codes >> (8 * j + 4 * odd);
+                (code & 7) << magnitude | (code >> 3 & 1) << sign
+            };
+            pair(0, 6, 15) | pair(1, 3, 12) | pair(2, 0, 13) | pair(3, 9, 14)
+        };
+        word.copy_from_slice(&(half(0) | half(1) << 16).to_le_bytes());
+    }
+    out
 }
 
 /// Every weight of a model or a test.

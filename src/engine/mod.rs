@@ -27,4 +27,4 @@ pub use device::{Device, HostDevice, Wanted};
 pub use gpu::{Forced, GpuConfig, IdleLog};
 pub use handle::{Engine, EngineConfig, StartError};
 pub use local::LocalError;
-pub use simulated::{Row, RowLog, Simulation, SimulationError};
+pub use simulated::{Row, RowLog, Simulation, SimulationError, Steps};

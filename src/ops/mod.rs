@@ -14,6 +14,7 @@ mod experts;
 mod hyper;
 mod index_logits;
 mod index_query;
+mod index_select;
 mod index_store;
 mod linear;
 mod query;
@@ -32,6 +33,7 @@ pub use experts::{ExpertsDown, ExpertsUp};
 pub use hyper::{HyperHead, HyperPost, HyperPre, SINKHORN_DEFAULT};
 pub use index_logits::IndexLogits;
 pub use index_query::IndexQuery;
+pub use index_select::IndexSelect;
 pub use index_store::IndexStore;
 pub use linear::{Epilogue, Linear};
 pub use query::Query;
@@ -72,6 +74,7 @@ pub enum Op {
     IndexQuery(IndexQuery),
     IndexLogits(IndexLogits),
     TopK(TopK),
+    IndexSelect(IndexSelect),
     Attention(Attention),
     Router(Router),
     ExpertsUp(ExpertsUp),
@@ -97,6 +100,7 @@ impl Op {
             Self::IndexQuery(_) => "index_query",
             Self::IndexLogits(_) => "index_logits",
             Self::TopK(_) => "topk",
+            Self::IndexSelect(_) => "index_select",
             Self::Attention(_) => "attention",
             Self::Router(_) => "router",
             Self::ExpertsUp(_) => "experts_up",
@@ -123,6 +127,7 @@ impl Op {
             Self::IndexQuery(op) => op.regions(),
             Self::IndexLogits(op) => op.regions(),
             Self::TopK(op) => op.regions(),
+            Self::IndexSelect(op) => op.regions(),
             Self::Attention(op) => op.regions(),
             Self::Router(op) => op.regions(),
             Self::ExpertsUp(op) => op.regions(),

@@ -6,9 +6,9 @@
 use std::ops::Range;
 
 use super::{
-    Access, Attention, BufferId, C4_RING, Carry, Compressed, Dtype, Embed, IndexLogits, Mode, Op, PAGE_ROWS,
-    Paged, Part, ROPE_DIM, RopeStore, Sample, StateLayout, Tokens, TopK, Value, WINDOW, c4_state_slot,
-    c128_state_slot,
+    Access, Attention, BufferId, C4_RING, Carry, Compressed, Dtype, Embed, IndexLogits, IndexSelect, Mode,
+    Op, PAGE_ROWS, Paged, Part, ROPE_DIM, RopeStore, Sample, StateLayout, Tokens, TopK, Value, WINDOW,
+    c4_state_slot, c128_state_slot,
 };
 
 /// What memory holds when a node begins.
@@ -88,6 +88,7 @@ impl Op {
             })?,
             Self::IndexLogits(op) => touch.index_logits(op)?,
             Self::TopK(op) => touch.topk(op)?,
+            Self::IndexSelect(op) => touch.index_select(op)?,
             Self::Attention(op) => touch.attention(op)?,
             Self::Sample(op) => touch.sample(op)?,
             Self::HyperPre(_)
@@ -260,12 +261,24 @@ impl Touch<'_> {
 
     fn index_logits(&mut self, op: &IndexLogits) -> Result<(), UnknownContents> {
         let positions = self.i32s(&op.tokens.position)?;
-        let (columns, row) = (op.keys.max_rows(), |slot| index_row(op.format, slot));
-        self.columns(&op.logits, Mode::Write, columns, &positions, |p| (p + 1) / 4);
+        self.columns(&op.logits, Mode::Write, op.keys.max_rows(), &positions, |p| (p + 1) / 4);
+        self.index_keys(op, 0)
+    }
+
+    fn index_select(&mut self, op: &IndexSelect) -> Result<(), UnknownContents> {
+        self.index_keys(&op.scores(), op.k)
+    }
+
+    /// The keys that each request scores, where it sees more than `unscored` of them.
+    fn index_keys(&mut self, op: &IndexLogits, unscored: usize) -> Result<(), UnknownContents> {
+        let positions = self.i32s(&op.tokens.position)?;
+        let row = |slot| index_row(op.format, slot);
         for (request, rows) in positions.chunks(op.tokens.per_request.max(1)).enumerate() {
             let live = live(rows);
             let seen = Seen { paged: &op.keys, request, settled: live.start / 4, bytes: &row };
-            self.pages(&seen, 0..live.end / 4)?;
+            if (live.end / 4).min(op.keys.max_rows()) > unscored {
+                self.pages(&seen, 0..live.end / 4)?;
+            }
         }
         Ok(())
     }

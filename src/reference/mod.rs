@@ -13,6 +13,7 @@ mod experts;
 mod hyper;
 mod index_logits;
 mod index_query;
+mod index_select;
 mod index_store;
 mod io;
 mod linear;
@@ -65,6 +66,7 @@ pub fn run(graph: &Graph, node: &Node, operands: Operands<'_>, weights: &Weights
         Op::IndexQuery(op) => index_query::run(op, io),
         Op::IndexLogits(op) => index_logits::run(op, io),
         Op::TopK(op) => topk::run(op, io),
+        Op::IndexSelect(op) => index_select::run(op, io),
         Op::Attention(op) => attention::run(op, io),
         Op::Router(op) => router::run(op, io),
         Op::ExpertsUp(op) => experts::up(op, io),

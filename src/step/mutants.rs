@@ -6,7 +6,7 @@ use std::str::FromStr;
 use super::bits::Matrix;
 use super::graph::{Class, Edge, EdgeKind, Graph, LaneId, NodeId};
 use super::plan::{ALIGN, Plan, completed_before};
-use crate::ops::{BufferId, Compressed, Mode, Op, PAGE_ROWS, Paged};
+use crate::ops::{Access, BufferId, Compressed, Mode, Op, PAGE_ROWS, Paged};
 
 /// The check that finds a mutant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -181,7 +181,7 @@ fn dropped_join(graph: &mut Graph) -> Option<String> {
         cut.edges.retain(|e| e != edge);
         !completed_before(&cut).get(edge.to.0 as usize, edge.from.0 as usize)
     });
-    let edge = middle(&candidates)?;
+    let edge = widest(&candidates, |e| carried(graph, e.from, e.to))?;
     graph.edges.retain(|e| *e != edge);
     Some(format!("no edge from {} to {}", graph.label(edge.from), graph.label(edge.to)))
 }
@@ -193,10 +193,10 @@ fn pdl_as_order(graph: &mut Graph) -> Option<String> {
         if let (Some(edge), None) = (from.next(), from.next())
             && reads_what_it_writes(graph, edge.from, to)
         {
-            candidates.push(to);
+            candidates.push((edge.from, to));
         }
     }
-    let node = middle(&candidates)?;
+    let (_, node) = widest(&candidates, |&(from, to)| carried(graph, from, to))?;
     graph.nodes[node.0 as usize].waits = false;
     graph.edges.iter_mut().filter(|e| e.to == node).for_each(|e| e.kind = EdgeKind::Programmatic);
     Some(format!("{} is launched programmatically and never waits", graph.label(node)))
@@ -212,7 +212,8 @@ fn shared_scratch(graph: &Graph, plan: &mut Plan) -> Option<String> {
         let loose = |y: &&Life| x.uses.len() > 1 && unordered(x.last(), y.written);
         candidates.extend(after.filter(loose).map(|y| (x.buffer, y.buffer)));
     }
-    let (x, y) = middle(&candidates)?;
+    let bytes = |b: BufferId| graph.buffer(b).bytes;
+    let (x, y) = widest(&candidates, |&(x, y)| bytes(x).min(bytes(y)))?;
     Some(same_bytes(graph, plan, x, y))
 }
 
@@ -334,10 +335,27 @@ fn reads_what_it_writes(graph: &Graph, writer: NodeId, reader: NodeId) -> bool {
     writes.iter().any(|w| w.mode == Mode::Write && of(w.region.buffer))
 }
 
+/// Bytes of the transients that one node writes and another reads.
+fn carried(graph: &Graph, writer: NodeId, reader: NodeId) -> usize {
+    let (writes, reads) = (graph.node(writer).op.regions(), graph.node(reader).op.regions());
+    let transient = graph.buffer_ids().filter(|b| graph.buffer(*b).class == Class::Transient);
+    let uses = |all: &[Access], mode, b| all.iter().any(|a| a.mode == mode && a.region.buffer == b);
+    let carried = transient.filter(|&b| uses(&writes, Mode::Write, b) && uses(&reads, Mode::Read, b));
+    carried.map(|b| graph.buffer(b).bytes).sum()
+}
+
 /// `lane` is `outer` or a branch below it.
 fn within(graph: &Graph, lane: LaneId, outer: LaneId) -> bool {
     let parent = |l: &LaneId| graph.lanes[l.0 as usize].parent;
     std::iter::successors(Some(lane), parent).any(|l| l == outer)
+}
+
+/// Where most bytes are at stake: what a token is depends little on one layer's narrow values, and a bug there strikes without
+/// being seen.
+fn widest<V: Copy>(candidates: &[V], bytes: impl Fn(&V) -> usize) -> Option<V> {
+    let most = candidates.iter().map(&bytes).max()?;
+    let widest: Vec<V> = candidates.iter().copied().filter(|v| bytes(v) == most).collect();
+    middle(&widest)
 }
 
 /// The middle layers are like any other, and far from the ends of a step.

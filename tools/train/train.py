@@ -46,7 +46,8 @@ def arguments() -> argparse.Namespace:
     p.add_argument("--muon", type=float, default=0.012)
     p.add_argument("--ratios", default="", help="compress ratios of the layers, to try another order")
     p.add_argument("--resume", type=Path, help="checkpoint folder to start from")
-    p.add_argument("--device", default="cuda", help="`cpu` runs a few steps without compilation, as a test")
+    p.add_argument("--device", default="cuda", help="`cpu` runs a few steps as a test; with --eager")
+    p.add_argument("--eager", action="store_true", help="no compilation: slower steps, but a minute and a half earlier")
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--items", type=int, default=300, help="held-out items of each kind")
     p.add_argument("--threads", type=int, default=6)
@@ -81,7 +82,7 @@ class Log:
 class Step:
     """Forward, backward and update at one shape; captured once, then replayed."""
 
-    def __init__(self, model: Model, optimizer: Optimizer, batch: int, length: int):
+    def __init__(self, model: Model, optimizer: Optimizer, batch: int, length: int, eager: bool):
         self.model, self.optimizer = model, optimizer
         self.tables = Tables(batch, length, model.device)
         buffer = lambda: torch.zeros(batch, length + 1, dtype=torch.long, device=model.device)
@@ -90,7 +91,7 @@ class Step:
         self.bias_step = torch.tensor(BIAS_STEP, device=model.device)
         self.weights = torch.tensor(CLASS_WEIGHTS, device=model.device)
         self.on_gpu = torch.device(model.device).type == "cuda"
-        self.loss = torch.compile(token_loss, fullgraph=True, dynamic=False) if self.on_gpu else token_loss
+        self.loss = token_loss if eager else torch.compile(token_loss, fullgraph=True, dynamic=False)
         self.graphs: dict[bool, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
 
     def feed(self, ids: np.ndarray, classes: np.ndarray) -> None:
@@ -161,7 +162,7 @@ class Trainer:
         if args.resume:
             export.load(self.model, args.resume)
         self.evaluator = evaluate.Evaluator(self.model, torch.bfloat16)
-        if args.device == "cuda":
+        if not args.eager:
             self.model.compile()
         self.optimizer = Optimizer(self.model)
         self.stages = [(int(s), int(t), float(f)) for s, t, f in (x.split(":") for x in args.stages.split(","))]
@@ -187,11 +188,12 @@ class Trainer:
         for stage, (_, length, _) in enumerate(self.stages):
             if length not in self.steps:
                 stream = self.stream(stage)
-                step = self.steps[length] = Step(self.model, self.optimizer, self.args.tokens // length, length)
+                step = self.steps[length] = Step(self.model, self.optimizer, self.args.tokens // length, length, self.args.eager)
                 step.bias_step.zero_()
                 step.feed(*stream.next())
                 stream.close()
-                step.capture(False)
+                if self.args.rounded > 0:
+                    step.capture(False)
                 if self.args.rounded < 1:
                     step.capture(True)
                 step.bias_step.fill_(BIAS_STEP)

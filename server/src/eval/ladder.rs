@@ -98,7 +98,7 @@ pub(super) fn run(args: &EvalArgs) -> Result<Ladder> {
         let loaded = load(&args.model(std::slice::from_ref(suite), None), knocked_out)?;
         let model = Model::Local(Local::new(&loaded));
         let sessions = runtime.block_on(answers(&model, &suite.scripts, args.limits(), suite.name));
-        Ok((loaded.name.clone(), sessions.iter().map(|session| session.right()).collect()))
+        Ok((loaded.name.clone(), sessions.iter().map(crate::sessions::Session::right).collect()))
     };
     let (model, right) = play(&suite, &[])?;
     let mut of_item = right.iter();

@@ -7,10 +7,10 @@ use std::time::Instant;
 
 use anyhow::{Result, bail, ensure};
 use clap::Args;
-use flashlane::engine::RowLog;
+use flashlane::engine::{RowLog, Steps};
 use serde::Serialize;
 
-use super::{Report, StressArgs, alone, compare, on_gpu, sessions, sized};
+use super::{Report, StressArgs, alone, compare, on_gpu, runtime, sessions, sized};
 use crate::cli::{Device, ModelArgs, OnOff, Schedule};
 use crate::engine::{self, Loaded};
 use crate::sessions::{Local, Model};
@@ -120,8 +120,8 @@ pub(super) fn matrix(args: &StressArgs) -> Result<ExitCode> {
         on_gpu(args),
         "--matrix compares ways to run on a GPU: give --device cuda:N, and build with --features cuda"
     );
-    let scripts = args.scripts()?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    let scripts = args.scripts(args.sessions)?;
+    let runtime = runtime()?;
     let reference = alone(args, &scripts, &runtime)?;
     let mut reports = Vec::new();
     for bits in 0..8 {
@@ -141,7 +141,7 @@ pub(super) fn matrix(args: &StressArgs) -> Result<ExitCode> {
         let wall = started.elapsed();
         let comparison = compare(&scripts, &company, &reference, &RowLog::default());
         drop(loaded);
-        let mut report = Report::new(&args, &scripts, company, Some(comparison), wall);
+        let mut report = Report::new(&args, &scripts, company, Some((comparison, Steps::default())), wall);
         report.gpu_idle = idle();
         reports.push(report);
     }

@@ -1,13 +1,17 @@
 //! `flashlane stress`: many agentic sessions at once, and what comes back broken.
 //!
 //! In process every token is compared with the same session run alone, which a step that is free of races must reproduce
-//! bit by bit; over HTTP only the answers can be judged. With a mutant it shows what the proof is there to prevent.
+//! bit by bit; over HTTP only the answers can be judged. With a mutant it shows what the proof is there to prevent:
+//! `mutants` is the table of all of them, `sweep` the same experiment on the true step.
 
 mod compare;
 mod gpu;
 mod instruments;
+mod mutants;
 mod report;
+mod sweep;
 
+use std::borrow::Cow;
 use std::io::{self, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -19,20 +23,39 @@ use flashlane::cpu::any_order;
 use flashlane::engine::{Engine, RowLog, Simulation};
 use flashlane::step::Mutant;
 use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+use tokio::runtime::Runtime;
 
 use crate::cli::{Device, InstrumentArgs, ModelArgs};
-use crate::engine;
+use crate::engine::{self, Loaded};
 use crate::sessions::{Limits, Local, Model, Remote, Script, Session, play_all};
 use crate::tasks::items::{Kind, Shape};
 use crate::tasks::lexicon::Lexicon;
 pub use compare::{Against, Comparison, Place, compare};
 pub use instruments::Instrumented;
+pub use mutants::{Ran, Table, found_table};
 pub use report::Report;
+pub use sweep::{Cell, Sweep};
 
 /// Rows of the largest step that is worth building.
 const MAX_ROWS: usize = 64;
 
+const HELP: &str = "\
+Exit status: in process 1 if any token differs from that of the same session alone; with --url 1 if more sessions are corrupt \
+than --max-rate allows; with --mutants 1 if no check finds one of them, or the true step errs.
+
+Examples:
+  flashlane stress
+      40 sessions in company, every token compared.
+  flashlane stress --sessions 8 --unsafe-run-mutant free-by-host-order --order any
+      The bug that made others switch stream overlap off, forced to run.
+  flashlane stress --mutants --sessions 8 --concurrency 8 --order-seed 7
+      Every known bug in every order, as a table in Markdown.
+  flashlane stress --sweep --concurrency 8 --order-seed 7
+      The true step in 1,000 orders for each format of index keys and number of sessions at once.";
+
 #[derive(Args, Clone, Debug)]
+#[command(after_help = HELP)]
 pub struct StressArgs {
     #[command(flatten)]
     pub model: ModelArgs,
@@ -78,7 +101,7 @@ pub struct StressArgs {
     /// Runs the steps with a known bug in them, unproved, in the race simulator
     #[arg(long, value_name = "SLUG", conflicts_with = "url")]
     pub unsafe_run_mutant: Option<Mutant>,
-    /// Order of a step's nodes in the race simulator [default: the executor that serves; any for a mutant]
+    /// Order of a step's nodes in the race simulator [default: the executor that serves; any for a mutant and --sweep]
     #[arg(long, value_enum, conflicts_with = "url")]
     pub order: Option<Order>,
     /// Of the orders; each step draws another. With --concurrency 1 the run repeats bit by bit
@@ -89,8 +112,18 @@ pub struct StressArgs {
     pub order_percent: u8,
     /// Fills dead bytes with NaN also for a mutant: what reads them fails its request. Without it a mutant reads what lies
     /// there, as in production, and may get by
-    #[arg(long, requires = "unsafe_run_mutant")]
+    #[arg(long)]
     pub poison: bool,
+    /// Runs every known bug in every order, and prints what finds it and what it does as tables in Markdown
+    #[arg(long, conflicts_with_all = ["mutant", "unsafe_run_mutant", "url", "order", "sweep"])]
+    pub mutants: bool,
+    /// Runs the true step with each format of index keys and at 1, 2, 4 and so on up to --concurrency sessions at once, as many
+    /// sessions as --steps takes; prints a table in Markdown
+    #[arg(long, conflicts_with_all = ["mutant", "unsafe_run_mutant", "url", "index_k"])]
+    pub sweep: bool,
+    /// With --sweep: steps in each of its rows, at least; each in an order of its own [default: 1000]
+    #[arg(long, value_name = "N", requires = "sweep")]
+    pub steps: Option<usize>,
     #[command(flatten)]
     pub gpu: gpu::GpuArgs,
     /// The report as JSON
@@ -126,11 +159,16 @@ impl StressArgs {
             ("--rounds", self.rounds),
             ("--max-tokens", self.max_tokens),
             ("--concurrency", self.concurrency),
+            ("--steps", self.steps()),
         ] {
             ensure!(value > 0, "{flag} must be at least 1");
         }
         ensure!(self.rounds <= 64, "--rounds must be at most 64, found {}", self.rounds);
         ensure!(self.ctx <= 65_536, "--ctx must be at most 65536, found {}", self.ctx);
+        ensure!(
+            !self.poison || self.unsafe_run_mutant.is_some() || self.mutants,
+            "--poison is for --unsafe-run-mutant and --mutants; without a mutant dead bytes are always filled"
+        );
         if self.url.is_none() && self.max_rate != 0.0 {
             bail!("--max-rate is for --url; in process any token that differs fails the run");
         }
@@ -151,10 +189,37 @@ impl StressArgs {
         self.order.or(mutant.map(|_| Order::Any))
     }
 
-    fn scripts(&self) -> Result<Vec<Script>> {
+    fn steps(&self) -> usize {
+        self.steps.unwrap_or(1000)
+    }
+
+    /// The first `count` sessions.
+    fn scripts(&self, count: usize) -> Result<Vec<Script>> {
         let lexicon = Lexicon::load()?;
         let shape = Shape { kind: Kind::Walk, ctx: self.ctx, rounds: self.rounds, thinking: false };
-        (0..self.sessions as u64).map(|index| Script::new(&lexicon, shape, self.seed, index)).collect()
+        (0..count as u64).map(|index| Script::new(&lexicon, shape, self.seed, index)).collect()
+    }
+
+    /// The same, for what only the race simulator does.
+    fn on_cpu(&self) -> Self {
+        let model = ModelArgs { device: Device::Cpu, ..self.model.clone() };
+        Self { model, ..self.clone() }
+    }
+
+    /// The race simulator with a mutant in its steps, or none.
+    fn simulation(&self, mutant: Option<Mutant>, order: Option<Order>) -> Simulation {
+        Simulation {
+            order: order.map(Into::into),
+            percent: self.order_percent.into(),
+            seed: self.order_seed,
+            mutant,
+            poison: self.poison,
+            unproved: self.mutant.is_none(),
+            // The table shows that it is the arena's doing: the true step is driven in the same way.
+            ahead: mutant == Some(Mutant::SharedArena) || (self.mutants && mutant.is_none()),
+            judged: self.mutants || self.unsafe_run_mutant.is_some(),
+            rows: RowLog::default(),
+        }
     }
 }
 
@@ -166,19 +231,38 @@ pub fn command(args: &StressArgs) -> Result<ExitCode> {
     if args.gpu.matrix {
         return gpu::matrix(args);
     }
-    let report = run(args)?;
-    let mut out = io::stdout().lock();
-    if args.json {
-        serde_json::to_writer_pretty(&mut out, &report)?;
-        writeln!(out)?;
+    let failure = if args.mutants {
+        let table = Table::run(args)?;
+        print(args, &table, |out| table.write(out))?;
+        table.failure()
+    } else if args.sweep {
+        let sweep = Sweep::run(args)?;
+        print(args, &sweep, |out| sweep.write(out))?;
+        sweep.failure()
     } else {
-        report.write(&mut out)?;
-    }
-    let failure = report.failure();
+        let report = run(args)?;
+        print(args, &report, |out| report.write(out))?;
+        report.failure()
+    };
     if let Some(failure) = &failure {
         tracing::error!("{failure}");
     }
     Ok(if failure.is_none() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn print(
+    args: &StressArgs,
+    data: &impl Serialize,
+    text: impl FnOnce(&mut io::StdoutLock<'static>) -> io::Result<()>,
+) -> Result<()> {
+    let mut out = io::stdout().lock();
+    if args.json {
+        serde_json::to_writer_pretty(&mut out, data)?;
+        writeln!(out)?;
+    } else {
+        text(&mut out)?;
+    }
+    Ok(())
 }
 
 /// Runs the sessions and reports on them.
@@ -187,8 +271,8 @@ pub fn command(args: &StressArgs) -> Result<ExitCode> {
 /// The model cannot be had, or a flag makes no sense; sessions that fail are part of the report.
 pub fn run(args: &StressArgs) -> Result<Report> {
     args.check()?;
-    let scripts = args.scripts()?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    let scripts = args.scripts(args.sessions)?;
+    let runtime = runtime()?;
     match &args.url {
         Some(url) => {
             let remote = Remote::new(url, args.model_name.clone(), args.api_key.clone())?;
@@ -201,21 +285,15 @@ pub fn run(args: &StressArgs) -> Result<Report> {
     }
 }
 
-fn in_process(args: &StressArgs, scripts: &[Script], runtime: &tokio::runtime::Runtime) -> Result<Report> {
-    let together = sized(args, scripts, args.concurrency);
-    let simulation = Simulation {
-        order: args.order().map(Into::into),
-        percent: args.order_percent.into(),
-        seed: args.order_seed,
-        mutant: args.mutant.or(args.unsafe_run_mutant),
-        poison: args.poison,
-        unproved: args.unsafe_run_mutant.is_some(),
-        rows: RowLog::default(),
-    };
+fn runtime() -> Result<Runtime> {
+    Ok(tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?)
+}
+
+fn in_process(args: &StressArgs, scripts: &[Script], runtime: &Runtime) -> Result<Report> {
+    let simulation = args.simulation(args.mutant.or(args.unsafe_run_mutant), args.order());
+    let sizes = sized(args, scripts, args.concurrency);
     if let Some(mutant) = args.mutant {
-        return match engine::build_with(&together, |checkpoint, config| {
-            Engine::simulated(checkpoint, config, simulation)
-        }) {
+        return match simulated(&sizes, simulation) {
             Err(why) => Err(why.context(format!(
                 "a step that is not proved corrupts answers from time to time, so no engine starts on it; \
                  --unsafe-run-mutant {} runs it in the race simulator, to see that",
@@ -228,13 +306,11 @@ fn in_process(args: &StressArgs, scripts: &[Script], runtime: &tokio::runtime::R
     let started = Instant::now();
     let (company, seen) = {
         let loaded = if gpu::forces(args) {
-            gpu::forced(args, &together)?
+            gpu::forced(args, &sizes)?
         } else if on_gpu(args) {
-            engine::build(&together)?
+            engine::build(&sizes)?
         } else {
-            engine::build_with(&together, |checkpoint, config| {
-                Engine::simulated(checkpoint, config, simulation)
-            })?
+            simulated(&sizes, simulation)?
         };
         let model = Model::Local(Local::new(&loaded));
         let company = runtime.block_on(sessions(&model, scripts, args.limits(), "together"));
@@ -245,13 +321,17 @@ fn in_process(args: &StressArgs, scripts: &[Script], runtime: &tokio::runtime::R
     let comparison = compare(scripts, &company, &alone, &rows);
     let instruments =
         seen.map(|(report, sampled)| Instrumented::new(report, &sampled, &company, &comparison));
-    let mut report = Report::new(args, scripts, company, Some(comparison), wall);
+    let mut report = Report::new(args, scripts, company, Some((comparison, rows.steps())), wall);
     report.instruments = instruments;
     Ok(report)
 }
 
+fn simulated(sizes: &ModelArgs, simulation: Simulation) -> Result<Loaded> {
+    engine::build_with(sizes, |checkpoint, config| Engine::simulated(checkpoint, config, simulation))
+}
+
 /// The sessions one after another, each alone in its steps: on a GPU serially on one stream.
-fn alone(args: &StressArgs, scripts: &[Script], runtime: &tokio::runtime::Runtime) -> Result<Vec<Session>> {
+fn alone(args: &StressArgs, scripts: &[Script], runtime: &Runtime) -> Result<Vec<Session>> {
     let instruments = InstrumentArgs::default();
     let model = ModelArgs { instruments, ..sized(args, scripts, 1) };
     let model =
@@ -281,7 +361,12 @@ fn sized(args: &StressArgs, scripts: &[Script], rows: usize) -> ModelArgs {
     }
 }
 
-async fn sessions(model: &Model, scripts: &[Script], limits: Limits, what: &'static str) -> Vec<Session> {
+async fn sessions(
+    model: &Model,
+    scripts: &[Script],
+    limits: Limits,
+    what: impl Into<Cow<'static, str>>,
+) -> Vec<Session> {
     let bar = bar(scripts.len(), what);
     let mut corrupt = 0;
     let sessions = play_all(model, scripts, limits, |session| {
@@ -295,7 +380,7 @@ async fn sessions(model: &Model, scripts: &[Script], limits: Limits, what: &'sta
 }
 
 /// A bar on a terminal, nothing elsewhere.
-pub(crate) fn bar(length: usize, what: &'static str) -> Arc<ProgressBar> {
+pub(crate) fn bar(length: usize, what: impl Into<Cow<'static, str>>) -> Arc<ProgressBar> {
     let bar = ProgressBar::new(length as u64).with_prefix(what);
     let style = ProgressStyle::with_template("{prefix} {pos}/{len} {wide_bar} {elapsed} {eta} {msg}");
     let bar = style.map_or_else(|_| bar.clone(), |style| bar.clone().with_style(style));

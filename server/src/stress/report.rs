@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::time::Duration;
 
+use flashlane::engine::Steps;
 use serde::Serialize;
 
 use super::compare::{Against, Comparison, Place};
@@ -45,6 +46,10 @@ pub struct Report {
     pub stray: usize,
     /// In process only.
     pub comparison: Option<Comparison>,
+    /// Steps of the race simulator.
+    pub steps: usize,
+    /// Of these, with a mutant, those that left something else than the proved step leaves.
+    pub wrong_steps: usize,
     /// What the instruments saw, if there were any.
     pub instruments: Option<Instrumented>,
     pub leaks: Vec<Leak>,
@@ -77,9 +82,11 @@ impl Report {
         args: &StressArgs,
         scripts: &[Script],
         sessions: Vec<Session>,
-        comparison: Option<Comparison>,
+        compared: Option<(Comparison, Steps)>,
         wall: Duration,
     ) -> Self {
+        let (comparison, steps) = compared.unzip();
+        let Steps { run: steps, wrong: wrong_steps } = steps.unwrap_or_default();
         let count = |of: fn(&Session) -> bool| sessions.iter().filter(|s| of(s)).count();
         let classes = Class::ALL
             .into_iter()
@@ -106,6 +113,8 @@ impl Report {
             wrong_tool: count(|s| s.faults.wrong_tool),
             stray: count(|s| s.faults.stray),
             comparison,
+            steps,
+            wrong_steps,
             instruments: None,
             leaks: scripts.iter().zip(&sessions).filter_map(leak).collect(),
             errors: sessions.iter().filter_map(failure).collect(),
@@ -169,6 +178,13 @@ impl Report {
         writeln!(out, "95 % interval of the corruption rate: {low} to {high}")?;
         for Failure { session, error } in self.errors.iter().take(SHOWN) {
             writeln!(out, "session {session} failed: {error}")?;
+        }
+        if self.mutant.is_some() {
+            let Self { steps, wrong_steps, .. } = self;
+            writeln!(
+                out,
+                "wrong_steps={wrong_steps} of {steps}, against the proved step on the same inputs"
+            )?;
         }
         self.comparison
             .as_ref()
@@ -279,7 +295,7 @@ fn failure(session: &Session) -> Option<Failure> {
 mod tests {
     use clap::Parser;
 
-    use super::Report;
+    use super::{Report, Steps};
     use crate::sessions::{Class, Faults, Session};
     use crate::stress::{Comparison, StressArgs};
 
@@ -300,7 +316,8 @@ mod tests {
         };
         let sessions = classes.iter().flat_map(|&(class, count)| std::iter::repeat_n(session(class), count));
         let args = Command::parse_from([&["stress"], flags].concat()).args;
-        Report::new(&args, &[], sessions.collect(), comparison, std::time::Duration::from_millis(185_100))
+        let compared = comparison.map(|comparison| (comparison, Steps::default()));
+        Report::new(&args, &[], sessions.collect(), compared, std::time::Duration::from_millis(185_100))
     }
 
     #[test]

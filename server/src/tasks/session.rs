@@ -48,7 +48,7 @@ pub fn profile(stage: usize) -> Profile {
         far: 0.7,
         with_tools: 0.65,
         num_tools: 2..=8,
-        walk: 0.2,
+        walk: 0.3,
         max_rounds: 4,
         choice: 0.5,
         spelled: 0.3,
@@ -80,7 +80,7 @@ pub fn profile(stage: usize) -> Profile {
             density: 18..=70,
             section_filler: 0..=250,
             far: 0.85,
-            walk: 0.18,
+            walk: 0.25,
             max_rounds: 8,
             ..full
         },
@@ -234,7 +234,12 @@ impl<'a, 'p> Session<'a, 'p> {
     }
 
     fn section(&mut self, rng: &mut Rng, tokens: usize) {
-        self.new_facts(rng, tokens);
+        // Many a first question comes right behind the system prompt, and brings no facts.
+        if self.conv.turns.len() == 1 && rng.f32() < 0.5 {
+            turns::user(&mut self.conv);
+        } else {
+            self.new_facts(rng, tokens);
+        }
         for _ in 0..rng.usize(self.profile.section_turns.clone()) {
             if self.conv.len() >= tokens {
                 break;
@@ -284,7 +289,7 @@ impl<'a, 'p> Session<'a, 'p> {
             if draw < self.profile.walk && calls::walk(conv, world, rng, &self.tools, plan) {
                 return;
             }
-            let asked = ChoicePlan { refuse: 0.12, by_name: 0.25 };
+            let asked = ChoicePlan { refuse: 0.08, by_name: 0.25 };
             if rng.f32() < self.profile.choice && calls::choice(conv, world, rng, &self.tools, asked) {
                 return;
             }

@@ -22,6 +22,7 @@ use indicatif::ProgressBar;
 
 use crate::cli::{Device, IndexK};
 use check::Checked;
+pub use report::Caught;
 use report::Report;
 use target::Target;
 
@@ -134,13 +135,19 @@ fn verify(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(u8::from(!report.proved)))
 }
 
-fn list(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
+/// Puts each mutant into the step and runs all checks.
+///
+/// # Errors
+/// What is wrong with the arguments.
+pub(crate) fn mutants(args: &VerifyArgs) -> anyhow::Result<Vec<Caught>> {
     let target = Target::open(args)?;
+    let caught = |m| Ok(Caught::new(m, &Report::new(&target, &Checked::new(&target, Some(m))?)));
+    Mutant::ALL.into_iter().map(caught).collect()
+}
+
+fn list(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
     let wait = progress(args, "trying every mutant");
-    let mut found = Vec::new();
-    for mutant in Mutant::ALL {
-        found.push(report::Caught::new(mutant, &Report::new(&target, &Checked::new(&target, Some(mutant))?)));
-    }
+    let found = mutants(args)?;
     wait.finish_and_clear();
     let mut out = io::stdout().lock();
     if args.json {

@@ -270,13 +270,13 @@ fn milliseconds(time: Duration) -> f64 {
 }
 
 /// A mutant and what became of it.
-#[derive(Debug, Serialize)]
-pub(super) struct Caught {
-    pub(super) mutant: &'static str,
-    pub(super) about: &'static str,
-    pub(super) place: String,
-    pub(super) caught_by: Vec<&'static str>,
-    pub(super) hazards: usize,
+#[derive(Clone, Debug, Serialize)]
+pub struct Caught {
+    pub mutant: &'static str,
+    pub about: &'static str,
+    pub place: String,
+    pub caught_by: Vec<&'static str>,
+    pub hazards: usize,
 }
 
 impl Caught {

@@ -50,6 +50,10 @@ fn flags_that_make_no_sense_are_refused() {
     assert!(refused(&["--order", "any", "--url", "http://127.0.0.1:1"]).contains("cannot be used with"));
     assert!(refused(&["--url", "https://127.0.0.1"]).contains("only http://"));
     assert!(refused(&["--max-rate", "0.1"]).contains("--url"));
+    assert!(refused(&["--poison"]).contains("--unsafe-run-mutant"));
+    assert!(refused(&["--sweep", "--steps", "0"]).contains("--steps must be at least 1"));
+    assert!(refused(&["--steps", "5"]).contains("--sweep"));
+    assert!(refused(&["--mutants", "--order", "any"]).contains("cannot be used with"));
     assert!(refused(&["--mutant", "dropped-join"]).contains("--unsafe-run-mutant dropped-join"));
     let nobody = refused(&["--url", "http://127.0.0.1:1"]);
     assert!(nobody.contains("100% of the sessions are corrupt"), "{nobody}");

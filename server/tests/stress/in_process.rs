@@ -43,14 +43,6 @@ fn a_mutant_is_silent_in_append_order_and_corrupts_in_others() {
     }
 }
 
-/// It reads what an earlier step left, which need not change a token; poison shows that it reads it.
-#[test]
-fn a_dropped_join_reads_dead_bytes() {
-    let report =
-        run(&["--sessions", "2", "--unsafe-run-mutant", "dropped-join", "--poison", "--order-seed", "7"]);
-    assert!(report.comparison.unwrap().differing_tokens > 0);
-}
-
 #[test]
 fn one_session_at_a_time_repeats_bit_by_bit() {
     let flags =
@@ -65,8 +57,7 @@ fn a_mutant_is_refused_unless_forced() {
     let order = refused("free-by-host-order");
     assert!(order.contains("not free of hazards") && order.contains("--unsafe-run-mutant"), "{order}");
     assert!(refused("baked-length").contains("the check of purity finds it"));
-    let forced = stress::run(&args(&["--sessions", "1", "--unsafe-run-mutant", "shared-arena"])).unwrap_err();
-    assert!(forced.to_string().contains("verify"), "{forced}");
+    assert!(refused("shared-arena").contains("the check of loop finds it"));
 }
 
 #[test]

@@ -7,4 +7,5 @@ mod eval;
 mod http;
 mod in_process;
 mod instruments;
+mod mutants;
 mod soak;

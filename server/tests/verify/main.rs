@@ -23,6 +23,13 @@ fn failed(report: &Value) -> Vec<&str> {
     checks.filter(|c| c["result"] == "failed").map(|c| c["check"].as_str().unwrap()).collect()
 }
 
+/// The arena is at most 1.3 times what no plan can do without.
+fn near_the_bound(report: &Value) {
+    let bytes = |field: &str| report["arena"][field].as_u64().unwrap();
+    let (arena, bound) = (bytes("bytes"), bytes("lower_bound_bytes"));
+    assert!(bound > 0 && 10 * arena <= 13 * bound, "{arena} bytes, bound {bound}");
+}
+
 #[test]
 fn the_built_in_model_is_proved_in_every_format_of_index_keys_and_on_either_schedule() {
     for index in ["bf16", "fp8", "fp4"] {
@@ -30,6 +37,7 @@ fn the_built_in_model_is_proved_in_every_format_of_index_keys_and_on_either_sche
             for step in [&[][..], &["--prefill"]] {
                 let report = report(&[&["--index-k", index, "--schedule", schedule], step].concat(), 0);
                 assert_eq!((&report["proved"], failed(&report).len()), (&Value::Bool(true), 0));
+                near_the_bound(&report);
             }
         }
     }
@@ -59,6 +67,7 @@ fn the_full_size_models_are_proved() {
         let report = report(&[model, "--batch", "2"], 0);
         println!("{model}: {}", report["milliseconds"]);
         assert!(report["step"]["nodes"].as_u64().unwrap() > 1000);
+        near_the_bound(&report);
     }
 }
 

@@ -8,9 +8,14 @@ use crate::cuda::{CudaError, Kernel, Launch};
 use crate::ops::{Attention, Compressed, Dtype, HEAD_DIM};
 
 /// Heads of a block.
-const HEADS_PER_BLOCK: usize = 16;
-/// `Shared` of the kernel: 64 rows and 16 queries at a pitch of 520, weights, scores, sums and places.
-const SHARED: usize = 2 * 520 * (64 + 16) + 2 * 72 * 16 + 4 * 68 * 16 + 3 * 4 * 16 + 4 * 8 * 64;
+const HEADS: usize = 16;
+/// Parts into which a token's rows are cut, one a block of a cluster: more where the rows are many.
+const FEW: usize = 5;
+const MANY: usize = 8;
+/// Tokens times groups of heads from which on a block takes all parts: they fill a GPU without clusters.
+const ENOUGH: usize = 48;
+/// `Shared` of the kernel: 64 rows at a pitch of 520 with their places and scales, and for each head a query, scores and sums.
+const SHARED: usize = 2 * 520 * 64 + 64 * (8 + 3 * 16) + HEADS * (2 * 520 + 4 * 68 + 3 * 4) + 16;
 
 // SAFETY: generated from the kernel's header; gaps are explicit.
 unsafe impl Params for AttentionParams {}
@@ -32,6 +37,7 @@ pub(super) fn launch(op: &Attention, b: &Bound<'_>) -> Result<Launch, CudaError>
             (ffi::kCompressedAll, paged, std::ptr::null(), 0)
         }
     };
+    let parts = if matches!(op.compressed, Compressed::All { .. }) { MANY } else { FEW };
     let params = AttentionParams {
         position: b.positions(&op.tokens)?,
         q: b.value("q", &op.q, Dtype::Bf16, len)?,
@@ -48,7 +54,13 @@ pub(super) fn launch(op: &Attention, b: &Bound<'_>) -> Result<Launch, CudaError>
         format: kv_format(b, op.format)?,
         max_positions: b.dim("positions", op.max_positions)?,
         scale: op.scale,
-        pad: 0,
+        parts: parts as i32,
     };
-    Ok(Launch::new(Kernel::Attention, [op.heads.div_ceil(HEADS_PER_BLOCK), rows, 1], 256, SHARED, &params))
+    let groups = op.heads.div_ceil(HEADS);
+    let (kernel, grid) = match parts {
+        _ if groups * rows >= ENOUGH => (Kernel::AttentionAlone, [groups, rows, 1]),
+        MANY => (Kernel::Attention8, [parts, groups, rows]),
+        _ => (Kernel::Attention5, [parts, groups, rows]),
+    };
+    Ok(Launch::new(kernel, grid, 256, SHARED, &params))
 }

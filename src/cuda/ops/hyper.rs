@@ -7,7 +7,13 @@ use crate::cuda::{CudaError, Kernel, Launch};
 use crate::ops::{Dtype, HyperHead, HyperPost, HyperPre};
 
 const MAX_STREAMS: usize = 4;
-const THREADS: u32 = 1024;
+const THREADS: u32 = 256;
+/// Blocks of a cluster, the tokens that it serves at most, and its clusters at most if that many tokens are not exceeded.
+const BLOCKS: usize = 8;
+const MAX_TOKENS: usize = 8;
+const CLUSTERS: usize = 16;
+/// `Shared` of the kernels.
+const SHARED: usize = MAX_TOKENS * (8 + (8 * 32 + 2 * 32 + 1 + MAX_STREAMS) * 4);
 
 // SAFETY: generated from the kernel's header; gaps are explicit.
 unsafe impl Params for HyperPreParams {}
@@ -20,6 +26,7 @@ pub(super) fn pre(op: &HyperPre, b: &Bound<'_>) -> Result<Launch, CudaError> {
     let (rows, n) = (op.tokens.rows(), op.n);
     b.at_most("streams", n, MAX_STREAMS)?;
     let outputs = (2 + n) * n;
+    let per_cluster = rows.div_ceil(CLUSTERS).clamp(1, MAX_TOKENS);
     let params = HyperPreParams {
         position: b.positions(&op.tokens)?,
         streams: b.value("streams", &op.streams, Dtype::Bf16, rows * n * op.hidden)?,
@@ -35,9 +42,11 @@ pub(super) fn pre(op: &HyperPre, b: &Bound<'_>) -> Result<Launch, CudaError> {
         sinkhorn_iters: b.dim("iterations", op.sinkhorn_iters)?,
         eps: op.eps,
         hc_eps: op.hc_eps,
+        rows: b.dim("rows", rows)?,
+        per_cluster: b.dim("tokens of a cluster", per_cluster)?,
         pad: 0,
     };
-    Ok(Launch::new(Kernel::HyperPre, [rows, 1, 1], THREADS, 0, &params))
+    Ok(Launch::new(Kernel::HyperPre, [BLOCKS, rows.div_ceil(per_cluster), 1], THREADS, SHARED, &params))
 }
 
 pub(super) fn post(op: &HyperPost, b: &Bound<'_>) -> Result<Launch, CudaError> {
@@ -75,5 +84,5 @@ pub(super) fn head(op: &HyperHead, b: &Bound<'_>) -> Result<Launch, CudaError> {
         hc_eps: op.hc_eps,
         pad: 0,
     };
-    Ok(Launch::new(Kernel::HyperHead, [op.samples, 1, 1], THREADS, 0, &params))
+    Ok(Launch::new(Kernel::HyperHead, [BLOCKS, op.samples, 1], THREADS, SHARED, &params))
 }

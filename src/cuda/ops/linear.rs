@@ -8,9 +8,29 @@ use crate::cuda::launch::Params;
 use crate::cuda::{CudaError, Kernel, Launch};
 use crate::ops::{Dtype, Epilogue, Linear};
 
-/// Rows up to which a loaded weight serves one tile of 8 rows; above, four tiles.
-const NARROW: usize = 8;
-const WIDE: usize = 32;
+/// A kernel, the rows that one block serves, its tiles of weight rows, and its dynamic shared memory.
+struct Shape {
+    kernel: Kernel,
+    rows: usize,
+    tiles: usize,
+    shared: usize,
+}
+
+/// Bytes of a stage of the ring: so many rows by so many steps.
+const fn stage(rows: usize, steps: usize) -> usize {
+    rows * (steps * 128 + 64 + steps * 16 + 16)
+}
+
+impl Shape {
+    /// By the number of rows.
+    fn of(rows: usize) -> Self {
+        if rows <= 8 {
+            Self { kernel: Kernel::Linear8, rows: 8, tiles: 1, shared: 4 * stage(16, 8) }
+        } else {
+            Self { kernel: Kernel::Linear32, rows: 32, tiles: 2, shared: 2 * stage(32, 8) }
+        }
+    }
+}
 
 // SAFETY: generated from the kernels' header; gaps are explicit.
 unsafe impl Params for LinearParams {}
@@ -38,8 +58,9 @@ pub(super) fn launch(op: &Linear, b: &Bound<'_>) -> Result<Launch, CudaError> {
         limit,
         pad: 0,
     };
-    let tiles = op.groups * (op.cols_out() / op.groups).div_ceil(if swiglu { 8 } else { 16 });
-    let (kernel, width) =
-        if op.rows <= NARROW { (Kernel::Linear8, NARROW) } else { (Kernel::Linear32, WIDE) };
-    Ok(Launch::new(kernel, [tiles, op.rows.div_ceil(width), 1], 256, 0, &params))
+    let shape = Shape::of(op.rows);
+    let columns = shape.tiles * if swiglu { 8 } else { 16 };
+    let across = op.groups * (op.cols_out() / op.groups).div_ceil(columns);
+    let grid = [across, op.rows.div_ceil(shape.rows), 1];
+    Ok(Launch::new(shape.kernel, grid, 256, shape.shared, &params))
 }

@@ -8,6 +8,7 @@ mod experts;
 mod hyper;
 mod index_logits;
 mod index_query;
+mod index_select;
 mod index_store;
 mod linear;
 mod query;
@@ -59,6 +60,7 @@ pub fn launch(op: &Op, bindings: &Bindings<'_>, options: Options) -> Result<Laun
         Op::IndexQuery(op) => index_query::launch(op, b),
         Op::IndexLogits(op) => index_logits::launch(op, b, options.index_reader),
         Op::TopK(op) => topk::launch(op, b),
+        Op::IndexSelect(op) => index_select::launch(op, b, options.index_reader),
         Op::Attention(op) => attention::launch(op, b),
         Op::Router(op) => router::launch(op, b),
         Op::ExpertsUp(op) => experts::up(op, b),

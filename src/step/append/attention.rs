@@ -3,8 +3,8 @@
 use std::panic::Location;
 
 use crate::ops::{
-    Attention, Compress, Compressed, Dtype, HEAD_DIM, INDEX_DIM, IndexLogits, IndexQuery, IndexStore, Op,
-    Query, RopeStore, StateLayout, TopK,
+    Attention, Compress, Compressed, Dtype, HEAD_DIM, INDEX_DIM, IndexLogits, IndexQuery, IndexSelect,
+    IndexStore, Op, Query, RopeStore, StateLayout, TopK,
 };
 use crate::step::append::NormWeights;
 use crate::step::builder::{Output, Rows, Settled, State, T, Tail, Weight};
@@ -250,6 +250,42 @@ impl<'s> Lane<'s> {
         let result = T::new(selected.value, selected.rows, k);
         self.append(Op::TopK(TopK { tokens, logits: logits.value, width, selected: selected.value, k }));
         result
+    }
+
+    /// What `topk` of `index_logits` would choose, in one launch and without logits.
+    #[track_caller]
+    #[must_use]
+    pub fn index_select(
+        &mut self,
+        heads: &IndexHeads<'s>,
+        weights: &T<'s>,
+        settled: Settled<'s>,
+        stored: &Rows<'s>,
+        selected: Output<'s>,
+    ) -> T<'s> {
+        let at = Location::caller();
+        let mut inner = self.inner();
+        let tokens = inner.tokens(at);
+        inner.same(at, "index_select: columns of the weights", heads.heads, weights.cols);
+        inner.same(at, "index_select: pool", settled.paged.pool.0 as usize, stored.pool.0 as usize);
+        inner.same(at, "index_select: rows of the output", tokens.rows(), selected.rows);
+        #[allow(clippy::cast_precision_loss)]
+        let scale = 1.0 / ((INDEX_DIM * heads.heads) as f32).sqrt();
+        let op = IndexSelect {
+            tokens,
+            codes: heads.codes.value,
+            scales: heads.scales.as_ref().map(T::value),
+            weights: weights.value,
+            keys: settled.paged,
+            selected: selected.value,
+            k: selected.cols,
+            heads: heads.heads,
+            format: inner.numerics.index,
+            scale,
+        };
+        drop(inner);
+        self.append(Op::IndexSelect(op));
+        T::new(selected.value, selected.rows, selected.cols)
     }
 
     #[track_caller]

@@ -1,0 +1,165 @@
+// What a block of `attention` holds, and how a tile of rows gets there: found through page tables with every id and index checked,
+// expanded to bf16. What is masked keeps its place, as zeros.
+#pragma once
+
+#include "../attention.h"
+#include "convert.h"
+#include "kv_row.h"
+#include "lookup.h"
+#include "stream.h"
+
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / kWarp;
+constexpr int kHeads = 16;
+constexpr int kTile = 64;
+// Rows 4 banks apart, so that eight of them are read without conflict.
+constexpr int kPitch = kHeadDim + 8;
+constexpr int kScorePitch = kTile + 4;
+// Weights lie over the scores that they were made of.
+constexpr int kWeightPitch = 2 * kScorePitch;
+constexpr int kWarpDims = kHeadDim / kWarps;
+constexpr int kAhead = 3;
+constexpr float kMasked = -INFINITY;
+static_assert(kTile == 8 * kWarps, "a warp scores eight rows of a tile");
+static_assert(kWarpDims == kRopeDim, "the rotated dims are one warp's");
+
+// The list of rows of a token: `window` of them from `window_start` on, then `compressed`.
+struct RowList {
+  int window_start, window, compressed, visible;
+
+  FL_DEVICE RowList(const AttentionParams& p, int position) {
+    window_start = max(0, position - (kWindow - 1));
+    window = position < 0 ? 0 : position - window_start + 1;
+    int ratio = p.source == kCompressedSelected ? 4 : 128;
+    visible = position < 0 ? 0 : (int)(((int64_t)position + 1) / ratio);
+    compressed = 0;
+    if (position >= 0 && p.source == kCompressedSelected) compressed = p.k;
+    if (p.source == kCompressedAll) compressed = (int)min((int64_t)visible, (int64_t)p.compressed.width * p.compressed.page_rows);
+  }
+};
+
+// The sums at the end lie where the rows lay.
+struct Shared {
+  union {
+    uint16_t rows[kTile * kPitch];
+    float out[kHeads * kPitch];
+  };
+  uint16_t query[kHeads * kPitch];
+  float scores[kHeads * kScorePitch];
+  float largest[kHeads], sum[kHeads], rescale[kHeads];
+  RowList list;
+  uint8_t scales[kTile][kKvScales];
+  // Of this tile and the next two: the row's data, null if masked; and its scales.
+  const uint8_t* data[kAhead][kTile];
+  const uint8_t* scale_data[kAhead][kTile];
+};
+
+// The data of row i of the list, or null; and of its scales.
+FL_DEVICE const uint8_t* find_row(const AttentionParams& p, const RowList& list, int64_t t, int i, const uint8_t*& scales) {
+  scales = nullptr;
+  if (i >= list.window + list.compressed) return nullptr;
+  bool in_window = i < list.window;
+  const PagedRows& paged = in_window ? p.window : p.compressed;
+  int row = in_window ? list.window_start + i : i - list.window;
+  if (!in_window && p.source == kCompressedSelected) row = p.selected[t * p.k + row];
+  if (row < 0 || (!in_window && row >= list.visible)) return nullptr;
+  int32_t id = page_of(paged, t / p.per_request, row);
+  if (id < 0) return nullptr;
+  const uint8_t* page = paged.pool + id * kv_page_bytes(p.format, paged.page_rows);
+  int in_page = row % paged.page_rows;
+  scales = page + (int64_t)paged.page_rows * kKvData + in_page * kKvScales;
+  return page + (int64_t)in_page * (p.format == kKvFp8 ? kKvData : 2 * kHeadDim);
+}
+
+// Finds the rows of a tile, one a thread of `threads` whose slot is not negative.
+FL_DEVICE void find_rows(const AttentionParams& p, int64_t t, int tile, int slot, Shared& s) {
+  if (slot < 0 || slot >= kTile) return;
+  s.data[tile % kAhead][slot] = find_row(p, s.list, t, tile * kTile + slot, s.scale_data[tile % kAhead][slot]);
+}
+
+// Sixteen fp8 codes to as many bf16, in order.
+FL_DEVICE void expand_codes(const uint4& raw, uint8_t scale, uint4 (&out)[2]) {
+  uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w}, pairs[8], by = ue8m0_scale_pair(scale);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    uint32_t across[2];
+    unpack_e4m3_across(words[i], across);
+    pairs[2 * i] = mul_bf16x2(low_halves(across[0], across[1]), by);
+    pairs[2 * i + 1] = mul_bf16x2(high_halves(across[0], across[1]), by);
+  }
+  out[0] = uint4{pairs[0], pairs[1], pairs[2], pairs[3]};
+  out[1] = uint4{pairs[4], pairs[5], pairs[6], pairs[7]};
+}
+
+// The thread's index, not kept: what follows from it is cheaper to compute again than to hold in registers over a loop.
+FL_DEVICE int thread_again() {
+#if defined(__CUDA_ARCH__)
+  int thread;
+  asm volatile("mov.u32 %0, %tid.x;" : "=r"(thread));
+  return thread;
+#else
+  return (int)threadIdx.x;
+#endif
+}
+
+// Rows of a tile into shared memory; masked ones as zeros, so that weight zero gives zero. Meanwhile some
+// threads find the rows of the tile after the next.
+template <int kBatch>
+FL_DEVICE void load_fp8(const AttentionParams& p, int64_t t, int tile, int last, Shared& s) {
+  constexpr int kCodes = kNopeDim / 16, kUnits = kKvData / 16, kEach = kTile * kUnits / kThreads;
+  static_assert(kTile * kUnits % kThreads == 0, "every thread has as many units");
+  uint4 raw[kBatch];
+  int thread = thread_again();
+  auto load = [&](int first) {
+#pragma unroll
+    for (int n = 0; n < kBatch; ++n) {
+      if (first + n >= kEach) continue;
+      int i = thread + (first + n) * kThreads;
+      const uint8_t* data = s.data[tile % kAhead][i / kUnits];
+      raw[n] = data == nullptr ? uint4{0, 0, 0, 0} : ((const uint4*)data)[i % kUnits];
+    }
+  };
+  auto expand = [&](int first) {
+#pragma unroll
+    for (int n = 0; n < kBatch; ++n) {
+      if (first + n >= kEach) continue;
+      int i = thread + (first + n) * kThreads, row = i / kUnits, unit = i % kUnits;
+      uint16_t* to = s.rows + row * kPitch;
+      if (unit < kCodes) {
+        uint4 both[2];
+        expand_codes(raw[n], s.scales[row][unit / 4], both);
+        *(uint4*)(to + 16 * unit) = both[0];
+        *(uint4*)(to + 16 * unit + 8) = both[1];
+      } else {
+        *(uint4*)(to + kNopeDim + 8 * (unit - kCodes)) = raw[n];
+      }
+    }
+  };
+  load(0);
+  if (threadIdx.x < kTile) {
+    const uint8_t* scales = s.scale_data[tile % kAhead][threadIdx.x];
+    *(uint2*)s.scales[threadIdx.x] = scales == nullptr ? uint2{0, 0} : *(const uint2*)scales;
+  } else if (tile + 2 < last) {
+    find_rows(p, t, tile + 2, (int)threadIdx.x - kTile, s);
+  }
+  __syncthreads();
+  expand(0);
+#pragma unroll
+  for (int first = kBatch; first < kEach; first += kBatch) load(first), expand(first);
+}
+
+FL_DEVICE void load_bf16(const AttentionParams& p, int64_t t, int tile, int last, Shared& s) {
+  constexpr int kUnits = kHeadDim / 8;
+  for (int i = threadIdx.x; i < kTile * kUnits; i += kThreads) {
+    const uint8_t* data = s.data[tile % kAhead][i / kUnits];
+    uint16_t* to = s.rows + i / kUnits * kPitch + 8 * (i % kUnits);
+    if (data == nullptr) {
+      *(uint4*)to = uint4{0, 0, 0, 0};
+    } else {
+      copy_async<16>(to, data + 16 * (i % kUnits));
+    }
+  }
+  copies_commit();
+  if (tile + 2 < last) find_rows(p, t, tile + 2, threadIdx.x, s);
+  copies_wait<0>();
+}

@@ -1,0 +1,76 @@
+// index_select: the k best rows by index_logits' scores, which stay in shared memory: what topk would choose from the
+// logits of the same reader, bit for bit, in one launch and with no buffer.
+//
+// Bytes: 256, 132 or 68 a row read; nothing is written but the choice.
+// Notes: (1) a cluster of eight blocks takes a token; each scores an eighth of its rows, as index_logits.cu does, by four
+// warpgroups, and the cluster then chooses as topk.cu does; (2) with no more than k visible rows no key is read; (3) eight
+// multiprocessors a token are few: an H200 took 12.2 us for one token with 2,048 rows in fp8 and 194 us for 64 with 32,768,
+// where the two operations take 11.8 and 126, so the model appends those.
+#include "index_select.h"
+
+#include "common/choose.h"
+#include "common/index_score.h"
+#include "common/pdl.h"
+
+namespace {
+
+constexpr int kGroups = kChoiceThreads / kGroupThreads;
+// The warpgroups' rings of keys, then the choice.
+constexpr int kWorkBytes = 65536;
+static_assert(sizeof(Query) == 16640 && sizeof(Choice) <= kWorkBytes, "as src/cuda/ops/index_select.rs has it");
+
+template <int kFormat>
+FL_DEVICE void score_segment(const IndexScores& p, int64_t t, const Segment& segment, int visible, Query& query, uint8_t* rings,
+                             float* scores) {
+  int first = segment.first / kGroupRows + warp_idx() / 4, end = tiles_of(segment.first + segment.count);
+  using Keys = Tiles<kFormat, 1>;
+  static_assert(kGroups * Keys::kRingBytes <= kWorkBytes, "a ring for each warpgroup");
+  Keys tiles(p, t, first, end, kGroups, visible, rings + warp_idx() / 4 * Keys::kRingBytes);
+  stage_query<kFormat, kChoiceWarps>(p, t, query);
+  __syncthreads();
+  tiles.score(query, scores - segment.first);
+}
+
+template <bool kSimple>
+FL_DEVICE void select(const IndexSelectParams& p, unsigned char* shared) {
+  int64_t t = blockIdx.x / kClusterBlocks;
+  int rank = (int)(blockIdx.x % kClusterBlocks), visible = visible_keys(p.scores, t);
+  int32_t* selected = p.selected + t * p.k;
+  if (visible <= p.k) {
+    if (rank == 0) take_all(visible, p.k, selected);
+    return;
+  }
+  Query& query = *(Query*)shared;
+  uint8_t* work = shared + sizeof(Query);
+  Choice& choice = *(Choice*)work;
+  float* scores = (float*)(shared + sizeof(Query) + kWorkBytes);
+  int part = tiles_of((visible + kClusterBlocks - 1) / kClusterBlocks) * kGroupRows, first = min(visible, rank * part);
+  Segment segment{scores, first, min(part, visible - first), true};
+  if (kSimple) {
+    for (int i = threadIdx.x; i < segment.count; i += kChoiceThreads) scores[i] = score_row(p.scores, t, first + i);
+  } else if (segment.count > 0) {
+    switch (p.scores.format) {
+      case kIndexBf16: score_segment<kIndexBf16>(p.scores, t, segment, visible, query, work, scores); break;
+      case kIndexFp8: score_segment<kIndexFp8>(p.scores, t, segment, visible, query, work, scores); break;
+      default: score_segment<kIndexFp4>(p.scores, t, segment, visible, query, work, scores);
+    }
+  }
+  __syncthreads();
+  prepare(choice);
+  __syncthreads();
+  choose<kClusterBlocks>(segment, visible, rank, p.k, selected, choice);
+}
+
+}  // namespace
+
+FL_KERNEL_CLUSTER(kChoiceThreads, 1, kClusterBlocks, index_select_fast, IndexSelectParams) {
+  FL_DYNAMIC_SHARED(shared);
+  pdl_wait();
+  select<false>(p, shared);
+}
+
+FL_KERNEL_CLUSTER(kChoiceThreads, 1, kClusterBlocks, index_select_simple, IndexSelectParams) {
+  FL_DYNAMIC_SHARED(shared);
+  pdl_wait();
+  select<true>(p, shared);
+}
