@@ -78,8 +78,10 @@ impl Launch {
     /// # Errors
     /// [`CudaError::Unsupported`]: the kernel has no twins.
     pub(super) fn with(self, fault: Fault) -> Result<Self, CudaError> {
-        match self.kernel.file() {
-            "hyper" | "linear" => Ok(Self { fault: Some(fault), ..self }),
+        match (fault, self.kernel.file()) {
+            (_, "hyper" | "linear") | (Fault::Unwaited, "compress") => {
+                Ok(Self { fault: Some(fault), ..self })
+            }
             _ => {
                 Err(CudaError::Unsupported { op: self.kernel.symbol(), what: "a kernel with a fault in it" })
             }

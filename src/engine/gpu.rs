@@ -235,6 +235,10 @@ fn delays(graph: &Graph, plan: &Plan, forced: &Forced) -> BTreeMap<NodeId, u32> 
         let node = |random: &mut Random| NodeId(u32::try_from(random.below(graph.nodes.len())).unwrap_or(0));
         return (0..DRAWN).map(|_| (node(&mut random), microseconds)).collect();
     }
+    let unwaited = graph.edges.iter().find(|e| !graph.node(e.to).waits);
+    if let Some(edge) = unwaited {
+        return BTreeMap::from([(edge.from, microseconds)]);
+    }
     let hazards = prove(&Program::of(graph, plan)).err().unwrap_or_default();
     let overtaken = hazards.iter().find(|h| h.second.is_some()).map(|h| (h.first.node, microseconds));
     overtaken.into_iter().collect()
