@@ -10,7 +10,7 @@ use flashlane::ops::{
 use super::bind::Bound;
 use super::spec::{Fill, Kind, Spec, may, needs, param, required, value};
 
-/// Operations of a step that work on pools and states through slots, and so on more than one call's tensors.
+/// Operations that cannot be run on their own here; most work on pools and states through slots.
 pub(super) const NOT_COVERED: &str =
     "embed, hyper_pre, hyper_head, rope_store, compress, index_store, index_query, index_select, attention";
 

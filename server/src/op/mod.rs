@@ -70,7 +70,7 @@ fn find(name: &str) -> anyhow::Result<&'static Spec> {
         return Ok(spec);
     }
     if NOT_COVERED.split(", ").any(|other| other == name) {
-        bail!("{name} works on pools or states of a running engine and is not covered by flashlane op");
+        bail!("{name} is not covered by flashlane op; flashlane op --list names those that are");
     }
     bail!("there is no operation {name:?}; flashlane op --list names them")
 }
@@ -108,8 +108,7 @@ fn listing() -> String {
         let (name, rest) = about.lines().next().unwrap_or_default().split_once(": ").unwrap_or_default();
         let _ = writeln!(text, "  {name:18}{rest}");
     }
-    let _ =
-        writeln!(text, "\nNot covered, as they work on pools or states of a running engine: {NOT_COVERED}");
+    let _ = writeln!(text, "\nNot covered: {NOT_COVERED}");
     text
 }
 
