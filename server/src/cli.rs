@@ -51,6 +51,8 @@ pub enum Command {
     Eval(EvalArgs),
     /// Run every known bug and fault, and say which instrument sees it
     Matrix(MatrixArgs),
+    /// Run one operation on your own tensors
+    Op(crate::op::OpArgs),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

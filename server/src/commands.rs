@@ -12,7 +12,7 @@ use tokio::net::TcpListener;
 
 use crate::cli::{ChatArgs, Cli, Command, Dense, Experts, InspectArgs, LogFormat, QuantizeArgs, ServeArgs};
 use crate::http::{App, serve};
-use crate::{engine, eval, matrix, report, stress, tasks, terminal, verify};
+use crate::{engine, eval, matrix, op, report, stress, tasks, terminal, verify};
 
 /// Runs the command of `cli` to its end.
 ///
@@ -29,6 +29,7 @@ pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Tasks(args) => tasks::run(&args)?,
         Command::Stress(args) => return stress::command(&args),
         Command::Eval(args) => return eval::command(&args),
+        Command::Op(args) => op::command(&args)?,
         Command::Matrix(args) => return matrix::command(&args),
     }
     Ok(ExitCode::SUCCESS)

@@ -30,6 +30,7 @@ pub mod http;
 mod ids;
 pub mod interval;
 pub mod matrix;
+pub mod op;
 pub mod openai;
 pub mod report;
 pub mod sessions;
