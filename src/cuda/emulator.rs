@@ -33,6 +33,7 @@ entries! {
     Attention5, flashlane_emu_attention_5;
     Attention8, flashlane_emu_attention_8;
     AttentionAlone, flashlane_emu_attention_alone;
+    Canary, flashlane_emu_canary;
     CompressC4, flashlane_emu_compress_c4;
     CompressC128, flashlane_emu_compress_c128;
     Delay, flashlane_emu_delay;
