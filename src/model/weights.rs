@@ -1,4 +1,4 @@
-//! The tree of weights of one model, by the names of the official checkpoint (model.md 3.2).
+//! The tree of weights of one model, by the names of the official checkpoint.
 
 use std::collections::HashMap;
 
