@@ -9,7 +9,7 @@ use crate::in_process::args;
 
 #[test]
 fn a_watched_run_says_what_it_certifies_and_how_often_tokens_were_wrong() {
-    let flags = ["--sessions", "3", "--ctx", "300", "--canary", "4", "--diff-every", "3"];
+    let flags = ["--sessions", "3", "--canary", "4", "--diff-every", "3"];
     let report = stress::run(&args(&flags)).unwrap();
     assert_eq!(report.failure(), None);
     let seen = report.instruments.as_ref().unwrap();
