@@ -4,6 +4,7 @@
 //! bit by bit; over HTTP only the answers can be judged. With a mutant it shows what the proof is there to prevent:
 //! `mutants` is the table of all of them, `sweep` the same experiment on the true step.
 
+mod alone;
 mod compare;
 mod gpu;
 mod instruments;
@@ -26,11 +27,12 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use tokio::runtime::Runtime;
 
-use crate::cli::{Device, InstrumentArgs, ModelArgs};
+use crate::cli::{Device, ModelArgs};
 use crate::engine::{self, Loaded};
 use crate::sessions::{Limits, Local, Model, Remote, Script, Session, play_all};
 use crate::tasks::items::{Kind, Shape};
 use crate::tasks::lexicon::Lexicon;
+use alone::{alone, side_by_side};
 pub use compare::{Against, Comparison, Place, compare};
 pub use instruments::Instrumented;
 pub use mutants::{Ran, Table, found_table};
@@ -317,7 +319,7 @@ fn in_process(args: &StressArgs, scripts: &[Script], runtime: &Runtime) -> Resul
         (company, loaded.engine.instruments().map(|report| (report, loaded.engine.sampled())))
     };
     let wall = started.elapsed();
-    let alone = alone(args, scripts, runtime)?;
+    let alone = alone(args, scripts)?;
     let comparison = compare(scripts, &company, &alone, &rows);
     let instruments =
         seen.map(|(report, sampled)| Instrumented::new(report, &sampled, &company, &comparison));
@@ -328,19 +330,6 @@ fn in_process(args: &StressArgs, scripts: &[Script], runtime: &Runtime) -> Resul
 
 fn simulated(sizes: &ModelArgs, simulation: Simulation) -> Result<Loaded> {
     engine::build_with(sizes, |checkpoint, config| Engine::simulated(checkpoint, config, simulation))
-}
-
-/// The sessions one after another, each alone in its steps: on a GPU serially on one stream.
-fn alone(args: &StressArgs, scripts: &[Script], runtime: &Runtime) -> Result<Vec<Session>> {
-    let instruments = InstrumentArgs::default();
-    let model = ModelArgs { instruments, ..sized(args, scripts, 1) };
-    let model =
-        if on_gpu(args) { args.gpu.reference(model) } else { ModelArgs { device: Device::Cpu, ..model } };
-    let loaded = engine::build(&model)?;
-    let model = Model::Local(Local::new(&loaded));
-    let patient =
-        Limits { concurrency: 1, timeout: Duration::from_secs(u64::from(u32::MAX)), ..args.limits() };
-    Ok(runtime.block_on(sessions(&model, scripts, patient, "alone")))
 }
 
 /// The simulator is the CPU's, and tokens of the CPU and of a GPU are not compared here.

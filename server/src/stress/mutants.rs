@@ -171,7 +171,7 @@ fn place(place: &Place) -> String {
 }
 
 fn run_all(args: &StressArgs, scripts: &[Script], runtime: &Runtime) -> Result<Vec<Ran>> {
-    let alone = alone(args, scripts, runtime)?;
+    let alone = alone(args, scripts)?;
     let steps = [None].into_iter().chain(Mutant::ALL.into_iter().map(Some));
     let cases = steps.flat_map(|m| [Order::Serial, Order::Any, Order::Worst].map(|order| (m, order)));
     cases.map(|(mutant, order)| run(args, scripts, &alone, (mutant, order), runtime)).collect()
