@@ -121,7 +121,7 @@ fn store_cases() -> Vec<Case> {
         let setup = compress::Setup::drawn(&mut draw, compress::layout(ratio), &[range]);
         setup.build(KvFormat::Fp8, true).0
     });
-    let keys = compress::Setup::drawn(&mut draw, index_store::LAYOUT, &[6..9]);
+    let keys = compress::Setup::drawn(&mut draw, index_store::LAYOUT, &[6..9, 254..257]);
     let index = |format| index_store::build(&keys, format).0;
     let formats = [IndexFormat::Bf16, IndexFormat::Fp8, IndexFormat::Fp4].map(index);
     [store(KvFormat::Fp8), store(KvFormat::Bf16), c4, c128].into_iter().chain(formats).collect()

@@ -4,8 +4,11 @@ use proptest::test_runner::{Config, RngSeed};
 
 /// `cases` cases, the same in every run with the same `FLASHLANE_SEED`, a number.
 pub(crate) fn config(cases: u32) -> Config {
-    let given = std::env::var("FLASHLANE_SEED").ok();
-    let seed = given.map_or(0x5eed, |text| text.parse().expect("FLASHLANE_SEED: expected a whole number"));
+    let number = |text: String| match text.parse() {
+        Ok(number) => number,
+        Err(_) => panic!("FLASHLANE_SEED: expected a whole number, found {text:?}"),
+    };
+    let seed = std::env::var("FLASHLANE_SEED").map_or(0x5eed, number);
     Config { cases, failure_persistence: None, rng_seed: RngSeed::Fixed(seed), ..Config::default() }
 }
 

@@ -34,11 +34,11 @@ impl Other {
         let weights: cpu::Weights = model.loaded.iter().cloned().collect();
         let run = move |graph: &Graph, plan: &Plan, memory: &mut Memory, resident: &mut Resident| {
             let mut wrong = graph.clone();
-            let attention = |node: &mut flashlane::step::Node| match &mut node.op {
-                Op::Attention(op) => op.scale *= 1.1,
-                _ => (),
-            };
-            wrong.nodes.iter_mut().for_each(attention);
+            for node in &mut wrong.nodes {
+                if let Op::Attention(op) = &mut node.op {
+                    op.scale *= 1.1;
+                }
+            }
             cpu::serial::run_step(&wrong, plan, memory, resident, &weights).map_err(|e| e.to_string())
         };
         Self { name: "planted", reduced: true, run: Box::new(run) }
