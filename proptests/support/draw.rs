@@ -48,6 +48,16 @@ impl Draw {
         (0..len).map(|_| half::bf16::from_f32(self.normal(scale)).to_f32()).collect()
     }
 
+    /// `len` random bytes.
+    pub(crate) fn bytes(&mut self, len: usize) -> Vec<u8> {
+        let mut out: Vec<u8> = Vec::with_capacity(len.next_multiple_of(8));
+        while out.len() < len {
+            out.extend(self.next().to_le_bytes());
+        }
+        out.truncate(len);
+        out
+    }
+
     /// `0..n` in random order.
     pub(crate) fn permutation(&mut self, n: usize) -> Vec<usize> {
         let mut order: Vec<usize> = (0..n).collect();
