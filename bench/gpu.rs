@@ -7,6 +7,7 @@
 //! - `chain`: `cold` with programmatic edges and a foreign kernel before each launch, less the foreign kernels alone.
 
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -45,12 +46,15 @@ pub(crate) fn all(backend: &Arc<dyn Backend>) {
         .configure_from_args();
     let mut gpu = Gpu { backend: Arc::clone(backend), clear: None, report };
     gpu.ceilings(&mut c);
+    let mut failed = 0;
     for bench in OPS.iter().flat_map(|benches| benches(At::Gpu)) {
-        gpu.time(&mut c, &bench);
+        // One that fails takes none of the others with it.
+        failed += usize::from(catch_unwind(AssertUnwindSafe(|| gpu.time(&mut c, &bench))).is_err());
     }
     nvfp4::all(&mut c, &mut gpu);
     c.final_summary();
     gpu.report.write();
+    assert!(failed == 0, "{failed} benchmarks failed");
 }
 
 /// Time between two CUDA events on the backend's stream, in nanoseconds.
