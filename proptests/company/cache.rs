@@ -8,7 +8,7 @@ use flashlane::ops::{
     RopeStore, StateLayout,
 };
 
-use super::{Built, EPS, POSITIONS, decode, each, hold, position, shared, spread};
+use super::{Built, EPS, POSITIONS, SIZES, decode, each, hold, position, shared, spread};
 use crate::support::{Case, Draw, Dtype, kv_bytes};
 
 #[test]
