@@ -34,6 +34,17 @@ pub(crate) struct Held {
     pub(crate) page_rows: usize,
 }
 
+impl Draw {
+    fn bytes(&mut self, len: usize) -> Vec<u8> {
+        let mut out: Vec<u8> = Vec::with_capacity(len.next_multiple_of(8));
+        while out.len() < len {
+            out.extend(self.bits().to_le_bytes());
+        }
+        out.truncate(len);
+        out
+    }
+}
+
 impl Case {
     fn draw(&self) -> Draw {
         Draw::new(self.graph.buffers.len() as u64 + 1)
