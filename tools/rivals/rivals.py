@@ -10,6 +10,7 @@ large matrix products.
 A rival is called through its public Python API alone.
 """
 import argparse
+import ctypes
 import json
 import statistics
 import sys
@@ -74,6 +75,33 @@ def topk(torch):
         yield "torch.topk", "topk", f"{batch} x {rows} k 512", calls
 
 
+def flashinfer_topk(torch, library):
+    """As FlashInfer chooses, and as it does where the same rows must come out each time, which `topk` promises."""
+    for batch, rows in [(batch, rows) for batch in (1, 8, 64) for rows in (2048, 8192, 32768, 262_144)]:
+        for deterministic in (0, 1):
+            calls = []
+            for _ in range(min(8, max(1, 8_000_000 // (batch * rows)))):
+                data, values = torch.randn(batch, rows, device="cuda"), torch.empty(batch, 512, device="cuda")
+                ids = torch.empty(batch, 512, device="cuda", dtype=torch.int32)
+                states = torch.zeros(1 << 20, device="cuda", dtype=torch.uint8)
+                tensors = data, ids, values, states
+
+                def call(tensors=tensors, batch=batch, rows=rows, deterministic=deterministic):
+                    x, i, v, s = (ctypes.c_void_p(t.data_ptr()) for t in tensors)
+                    stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+                    error = library.flashinfer_topk(x, i, v, batch, 512, rows, s, deterministic, stream)
+                    if error:
+                        raise RuntimeError(f"CUDA error {error}")
+
+                calls.append(call)
+            call()
+            want = torch.topk(data, 512).indices.sort().values
+            if not torch.equal(ids.long().sort().values, want):
+                raise RuntimeError(f"other rows than torch.topk's at {batch} x {rows}")
+            name = "FlashInfer's TopKDispatch" + (", deterministic" if deterministic else "")
+            yield name, "topk", f"{batch} x {rows} k 512", calls
+
+
 def linear(torch):
     function = torch.nn.functional.linear
     for rows in [1, 8, 64, 256]:
@@ -113,7 +141,17 @@ def scores(torch, deep_gemm, batch, rows):
         keys, table = paged_keys(torch, batch, rows)
         operands = (query, keys, weights, lengths, table, plan, rows, False)
         calls.append(lambda operands=operands: deep_gemm.fp8_paged_mqa_logits(*operands))
+    # All scales are one.
+    codes = keys.view(-1, 64 * 132)[table[0].long(), : 64 * 128].view(torch.float8_e4m3fn).float().view(rows, 128)
+    want = weights[0] @ (query[0, 0].float() @ codes.T).relu()
+    close(calls[-1]()[0, :rows], want, f"logits of {batch} x {rows}")
     return calls
+
+
+def close(found, want, what):
+    off = ((found.float() - want).abs().max() / want.abs().max()).item()
+    if not off < 0.03:
+        raise RuntimeError(f"{what} are off by {off} of the largest")
 
 
 def index_logits(torch, deep_gemm):
@@ -147,12 +185,24 @@ def deep_linear(torch, deep_gemm):
 
 
 def kv_pool(torch, requests, rows):
-    """fp8 key/value rows as the cache holds them: 64 rows of 576 bytes, then 64 x 8 scales, to a page of 37,440 bytes."""
+    """fp8 key/value rows as the cache holds them: 64 rows of 576 bytes, then 64 x 8 scales, to a page of 37,440 bytes; and the
+    rows of the first request as numbers."""
     pages = requests * rows // 64
     pool = torch.randint(0, 64, (pages, 37_440), device="cuda", dtype=torch.uint8)
     pool[:, 64 * 576 :] = 127
     shape, strides = (pages, 64, 1, 584), (37_440, 584, 584, 1)
-    return torch.as_strided(pool, shape, strides).view(torch.float8_e4m3fn)
+    first = pool[: rows // 64, : 64 * 576].reshape(rows, 576)
+    codes, rotated = first[:, :448].contiguous(), first[:, 448:].contiguous()
+    values = torch.cat([codes.view(torch.float8_e4m3fn).float(), rotated.view(torch.bfloat16).float()], 1)
+    return torch.as_strided(pool, shape, strides).view(torch.float8_e4m3fn), values
+
+
+def attended(torch, q, rows, sink):
+    """Heads of one query over rows, with a sink in the denominator."""
+    score = q.float() @ rows.T * 512**-0.5
+    top = score.max(1, keepdim=True).values
+    weight = (score - top).exp()
+    return (weight / (weight.sum(1, keepdim=True) + (sink[:, None] - top).exp())) @ rows
 
 
 def attention(torch, flashmla):
@@ -160,17 +210,19 @@ def attention(torch, flashmla):
     for batch in [1, 8, 64]:
         calls = []
         for _ in range(8):
-            q = torch.randn(batch, 1, HEADS, 512, device="cuda").bfloat16()
-            window, rows = kv_pool(torch, batch, 128), kv_pool(torch, batch, 2048)
+            q, sink = torch.randn(batch, 1, HEADS, 512, device="cuda").bfloat16(), torch.randn(HEADS, device="cuda")
+            (window, near_rows), (rows, far_rows) = kv_pool(torch, batch, 128), kv_pool(torch, batch, 2048)
             requests = torch.arange(batch, device="cuda", dtype=torch.int32).view(batch, 1, 1)
             near = requests * 128 + torch.arange(128, device="cuda", dtype=torch.int32)
             far = requests * 2048 + torch.arange(512, device="cuda", dtype=torch.int32) * 4
-            sink, plan = torch.randn(HEADS, device="cuda"), flashmla.get_mla_metadata()[0]
             keywords = {"attn_sink": sink, "extra_k_cache": rows, "extra_indices_in_kvcache": far}
             keywords |= {"indices": near, "is_fp8_kvcache": True}
+            plan = flashmla.get_mla_metadata()[0]
             calls.append(
                 lambda q=q, w=window, plan=plan, k=keywords: flashmla.flash_mla_with_kvcache(q, w, None, None, 512, plan, **k)
             )
+        want = attended(torch, q[0, 0], torch.cat([near_rows, far_rows[::4]]), sink)
+        close(calls[-1]()[0][0, 0], want, f"heads of {batch}")
         name = "flash_mla_with_kvcache, no inverse rotation"
         yield name, "attention", f"Fp8 {batch} x (128 + 512) rows", calls
 
@@ -204,7 +256,9 @@ def timed(torch, suite, *modules):
 
 
 def main():
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--flashinfer-topk", metavar="FILE", help="flashinfer_topk.cu, built as README.md says")
+    arguments = parser.parse_args()
     try:
         import torch
     except ImportError:
@@ -214,6 +268,8 @@ def main():
     deep_gemm = imported(["deep_gemm", "vllm.third_party.deep_gemm"])
     flashmla = imported(["flash_mla", "vllm.third_party.flashmla.flash_mla_interface"])
     suites = [(topk,), (linear,), (rmsnorm,)]
+    if arguments.flashinfer_topk:
+        suites.append((flashinfer_topk, ctypes.CDLL(arguments.flashinfer_topk)))
     if deep_gemm:
         suites += [(index_logits, deep_gemm), (index_select, deep_gemm), (deep_linear, deep_gemm)]
     if flashmla:
