@@ -214,24 +214,6 @@ pub trait Backend: std::fmt::Debug + Send + Sync {
         Err(CudaError::Unsupported { op: "capture", what: "a captured graph off a GPU" })
     }
 
-    /// Times launches as one captured graph: microseconds of each of `repeats` replays, `before` running untimed ahead of
-    /// each.
-    ///
-    /// # Safety
-    /// As [`launch`](Self::launch), for every launch and replay.
-    ///
-    /// # Errors
-    /// [`CudaError::Unsupported`] where there is no clock that means anything; else as [`launch`](Self::launch).
-    unsafe fn replay(
-        &self,
-        before: &[Launch],
-        launches: &[Launch],
-        repeats: usize,
-    ) -> Result<Vec<f32>, CudaError> {
-        let _ = (before, launches, repeats);
-        Err(CudaError::Unsupported { op: "replay", what: "timing off a GPU" })
-    }
-
     /// Waits for every launch so far.
     ///
     /// # Errors

@@ -321,43 +321,6 @@ impl Backend for Gpu {
         unsafe { self.capture_script(script) }
     }
 
-    unsafe fn replay(
-        &self,
-        before: &[Launch],
-        launches: &[Launch],
-        repeats: usize,
-    ) -> Result<Vec<f32>, CudaError> {
-        let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // Once outside capture: modules load and errors show here.
-        for launch in before.iter().chain(launches) {
-            // SAFETY: the caller's.
-            unsafe { self.launch(launch)? };
-        }
-        self.synchronize()?;
-        self.stream.begin_capture(mode).map_err(failed("cuStreamBeginCapture"))?;
-        for launch in launches {
-            // SAFETY: the caller's.
-            unsafe { self.launch(launch)? };
-        }
-        let flags = sys::CUgraphInstantiate_flags_enum::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
-        let graph = self.stream.end_capture(flags).map_err(failed("cuStreamEndCapture"))?;
-        let graph = graph.ok_or(CudaError::Unsupported { op: "replay", what: "a step with no launches" })?;
-        let timed = Some(sys::CUevent_flags_enum::CU_EVENT_DEFAULT);
-        let mut all = Vec::with_capacity(repeats);
-        for _ in 0..repeats {
-            for launch in before {
-                // SAFETY: the caller's.
-                unsafe { self.launch(launch)? };
-            }
-            let start = self.stream.record_event(timed).map_err(failed("cuEventRecord"))?;
-            graph.launch().map_err(failed("cuGraphLaunch"))?;
-            let end = self.stream.record_event(timed).map_err(failed("cuEventRecord"))?;
-            self.synchronize()?;
-            all.push(1000.0 * start.elapsed_ms(&end).map_err(failed("cuEventElapsedTime"))?);
-        }
-        Ok(all)
-    }
-
     fn synchronize(&self) -> Result<(), CudaError> {
         self.bind()?;
         self.stream.synchronize().map_err(failed("cuStreamSynchronize"))
