@@ -52,6 +52,7 @@ mod route;
 mod shim;
 mod staging;
 mod unbacked;
+mod usage;
 mod weights;
 
 pub use backend::{Backend, Capture, DeviceBuffer, Fence, Replay, Script, Staging};
@@ -73,6 +74,7 @@ pub use launch::{Fault, Launch};
 pub use ops::{IndexReader, Options, launch};
 pub use route::{Route, Stop};
 pub use unbacked::{Unbacked, read_back};
+pub use usage::{held_bytes, used_bytes};
 pub use weights::{DeviceWeight, DeviceWeights, MatrixFormat};
 
 #[cfg(all(test, feature = "bindgen"))]

@@ -10,7 +10,9 @@ mod gpu;
 mod instruments;
 mod mutants;
 mod report;
+mod soak;
 mod sweep;
+mod usage;
 
 use std::borrow::Cow;
 use std::io::{self, Write};
@@ -37,14 +39,17 @@ pub use compare::{Against, Comparison, Place, compare};
 pub use instruments::Instrumented;
 pub use mutants::{Ran, Table, found_table};
 pub use report::Report;
+pub use soak::{Sample, Soak};
 pub use sweep::{Cell, Sweep};
+pub use usage::Usage;
 
 /// Rows of the largest step that is worth building.
 const MAX_ROWS: usize = 64;
 
 const HELP: &str = "\
 Exit status: in process 1 if any token differs from that of the same session alone; with --url 1 if more sessions are corrupt \
-than --max-rate allows; with --mutants 1 if no check finds one of them, or the true step errs.
+than --max-rate allows; with --mutants 1 if no check finds one of them, or the true step errs; with --soak 1 if something is \
+not flat.
 
 Examples:
   flashlane stress
@@ -54,7 +59,9 @@ Examples:
   flashlane stress --mutants --sessions 8 --concurrency 8 --order-seed 7
       Every known bug in every order, as a table in Markdown.
   flashlane stress --sweep --concurrency 8 --order-seed 7
-      The true step in 1,000 orders for each format of index keys and number of sessions at once.";
+      The true step in 1,000 orders for each format of index keys and number of sessions at once.
+  flashlane stress --soak 3600 --concurrency 64 --json
+      An hour under the load of 64 clients: pools, memory and descriptors over time, and whether they stay flat.";
 
 #[derive(Args, Clone, Debug)]
 #[command(after_help = HELP)]
@@ -126,6 +133,8 @@ pub struct StressArgs {
     /// With --sweep: steps in each of its rows, at least; each in an order of its own [default: 1000]
     #[arg(long, value_name = "N", requires = "sweep")]
     pub steps: Option<usize>,
+    #[command(flatten)]
+    pub soak: soak::SoakArgs,
     #[command(flatten)]
     pub gpu: gpu::GpuArgs,
     /// The report as JSON
@@ -233,7 +242,11 @@ pub fn command(args: &StressArgs) -> Result<ExitCode> {
     if args.gpu.matrix {
         return gpu::matrix(args);
     }
-    let failure = if args.mutants {
+    let failure = if let Some(seconds) = args.soak.soak {
+        let soak = Soak::run(args, seconds)?;
+        print(args, &soak, |out| soak.write(out))?;
+        soak.failure()
+    } else if args.mutants {
         let table = Table::run(args)?;
         print(args, &table, |out| table.write(out))?;
         table.failure()

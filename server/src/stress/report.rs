@@ -262,7 +262,7 @@ fn spread(places: &[&Place]) -> String {
     format!("by length mod 4 {{{}}}, by row {{{}}}", by(|p| Some(p.length_mod_4)), by(|p| p.row))
 }
 
-fn index_k(args: &StressArgs) -> &'static str {
+pub(super) fn index_k(args: &StressArgs) -> &'static str {
     match args.model.index_k {
         _ if args.url.is_some() => "unknown",
         Some(IndexK::Fp8) => "fp8",
