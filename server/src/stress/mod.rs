@@ -5,7 +5,9 @@
 //! `mutants` is the table of all of them, `sweep` the same experiment on the true step.
 
 mod alone;
+mod child;
 mod compare;
+mod forced;
 mod gpu;
 mod instruments;
 mod mutants;
@@ -35,7 +37,9 @@ use crate::sessions::{Limits, Local, Model, Remote, Script, Session, play_all};
 use crate::tasks::items::{Kind, Shape};
 use crate::tasks::lexicon::Lexicon;
 use alone::{alone, side_by_side};
+pub use child::{Ended, Watched};
 pub use compare::{Against, Comparison, Place, compare};
+pub use forced::{ForcedRun, ForcedTable};
 pub use instruments::Instrumented;
 pub use mutants::{Ran, Table, found_table};
 pub use report::Report;
@@ -107,7 +111,7 @@ pub struct StressArgs {
     /// Puts a known bug into the steps, which are then refused; `verify --list-mutants` has the names
     #[arg(long, value_name = "SLUG", conflicts_with_all = ["unsafe_run_mutant", "url"])]
     pub mutant: Option<Mutant>,
-    /// Runs the steps with a known bug in them, unproved, in the race simulator
+    /// Runs the steps with a known bug in them, unproved, in the race simulator, or on a GPU that is named (--device cuda:N)
     #[arg(long, value_name = "SLUG", conflicts_with = "url")]
     pub unsafe_run_mutant: Option<Mutant>,
     /// Order of a step's nodes in the race simulator [default: the executor that serves; any for a mutant and --sweep]
@@ -123,7 +127,8 @@ pub struct StressArgs {
     /// there, as in production, and may get by
     #[arg(long)]
     pub poison: bool,
-    /// Runs every known bug in every order, and prints what finds it and what it does as tables in Markdown
+    /// Runs every known bug in every order, and prints what finds it and what it does as tables in Markdown; on a GPU that is
+    /// named (--device cuda:N), on one stream, with lanes side by side, with the instruments on, and with its victim held back
     #[arg(long, conflicts_with_all = ["mutant", "unsafe_run_mutant", "url", "order", "sweep"])]
     pub mutants: bool,
     /// Runs the true step with each format of index keys and at 1, 2, 4 and so on up to --concurrency sessions at once, as many
@@ -135,6 +140,8 @@ pub struct StressArgs {
     pub steps: Option<usize>,
     #[command(flatten)]
     pub soak: soak::SoakArgs,
+    #[command(flatten)]
+    pub child: child::ChildArgs,
     #[command(flatten)]
     pub gpu: gpu::GpuArgs,
     /// The report as JSON
@@ -239,6 +246,9 @@ impl StressArgs {
 /// # Errors
 /// As [`run`].
 pub fn command(args: &StressArgs) -> Result<ExitCode> {
+    if args.child.play_only {
+        return child::play(args).map(|()| ExitCode::SUCCESS);
+    }
     if args.gpu.matrix {
         return gpu::matrix(args);
     }
@@ -246,6 +256,10 @@ pub fn command(args: &StressArgs) -> Result<ExitCode> {
         let soak = Soak::run(args, seconds)?;
         print(args, &soak, |out| soak.write(out))?;
         soak.failure()
+    } else if let (true, Device::Cuda(ordinal)) = (args.mutants, args.model.device) {
+        let table = ForcedTable::run(args, ordinal)?;
+        print(args, &table, |out| table.write(out))?;
+        table.failure()
     } else if args.mutants {
         let table = Table::run(args)?;
         print(args, &table, |out| table.write(out))?;
@@ -317,16 +331,13 @@ fn in_process(args: &StressArgs, scripts: &[Script], runtime: &Runtime) -> Resul
             Ok(_) => bail!("{} was not refused", mutant.slug()),
         };
     }
+    if gpu::forces(args) {
+        return forced::report(args, scripts);
+    }
     let rows = simulation.rows.clone();
     let started = Instant::now();
     let (company, seen) = {
-        let loaded = if gpu::forces(args) {
-            gpu::forced(args, &sizes)?
-        } else if on_gpu(args) {
-            engine::build(&sizes)?
-        } else {
-            simulated(&sizes, simulation)?
-        };
+        let loaded = if on_gpu(args) { engine::build(&sizes)? } else { simulated(&sizes, simulation)? };
         let model = Model::Local(Local::new(&loaded));
         let company = runtime.block_on(sessions(&model, scripts, args.limits(), "together"));
         (company, loaded.engine.instruments().map(|report| (report, loaded.engine.sampled())))
