@@ -47,6 +47,7 @@ mod launch;
 mod load;
 mod ops;
 mod random;
+mod resident;
 mod route;
 #[cfg(feature = "cust")]
 mod shim;
@@ -67,11 +68,12 @@ pub use driver::{Gpu, device_count};
 #[cfg(feature = "emulator")]
 pub use emulator::{Emulator, host};
 pub use error::CudaError;
-pub use executor::{DeviceResident, DeviceStep, Executor, Ready, RunMode};
+pub use executor::{Executor, Ready, RunMode};
 pub use fp4::{Fp4Kind, dequantize_bf16, dequantize_e4m3, quantize_bf16};
 pub use kernels::{Kernel, kernels_built};
 pub use launch::{Fault, Launch};
 pub use ops::{IndexReader, Options, launch};
+pub use resident::{DeviceResident, DeviceStep};
 pub use route::{Route, Stop};
 pub use unbacked::{Unbacked, read_back};
 pub use usage::{held_bytes, used_bytes};
