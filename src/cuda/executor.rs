@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use super::{
     Backend, Bindings, Capture, Certificate, CudaError, DeviceBuffer, DeviceResident, DeviceStep,
-    DeviceWeights, Evidence, Fault, Launch, Options, Place, Replay, Route, Script, Uncertified, launch,
+    DeviceWeights, Evidence, Fault, Fence, Launch, Options, Place, Replay, Route, Script, Uncertified,
+    delay::delay_launch, launch,
 };
 use crate::ops::BufferId;
 use crate::step::{Class, Edge, Graph, Memory, NodeId, Plan, Program, Resident, programmatic, prove, serial};
@@ -49,6 +50,9 @@ struct Captured {
     capture: Box<dyn Capture>,
     certificate: Result<Certificate, Uncertified>,
 }
+
+/// Microseconds in which the host queues a launch and an event.
+const QUEUING_US: u32 = 20;
 
 /// Runs steps on a backend.
 #[derive(Debug)]
@@ -261,6 +265,34 @@ impl Executor {
         let clear = super::fp4::dequantize_bf16_launch(super::Fp4Kind::Mxfp4, &codes, &scales, &out)?;
         // SAFETY: as in `run`; the three buffers live until the end, and every replay is waited for.
         unsafe { self.backend.replay(&[clear], &launches, repeats) }
+    }
+
+    /// Times every node of a step: microseconds of each, eager and one after another, the time between two kernels included.
+    /// The host queues them while the stream is held back, so that they follow each other without a gap.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run); [`CudaError::Unsupported`] off a GPU.
+    pub fn profile(
+        &self,
+        graph: &Graph,
+        plan: &Plan,
+        (step, resident): (&DeviceStep, &DeviceResident),
+    ) -> Result<Vec<f32>, CudaError> {
+        let launches = self.launches(graph, plan, step, resident)?;
+        let ahead = u32::try_from(launches.len()).unwrap_or(u32::MAX).saturating_mul(QUEUING_US);
+        let mut fences = Vec::with_capacity(launches.len() + 1);
+        // SAFETY: as in `run`, for this launch and those below; the last fence is waited for.
+        unsafe { self.backend.launch(&delay_launch(ahead))? };
+        fences.push(self.backend.fence()?);
+        for launch in &launches {
+            // SAFETY: the same.
+            unsafe { self.backend.launch(launch)? };
+            fences.push(self.backend.fence()?);
+        }
+        self.backend.synchronize()?;
+        let between = |pair: &[Box<dyn Fence>]| pair[1].since(&*pair[0]);
+        let times: Option<Vec<f32>> = fences.windows(2).map(between).collect();
+        times.ok_or(CudaError::Unsupported { op: "profile", what: "timing off a GPU" })
     }
 
     /// Runs a step on copies of host memory, and copies everything back.
