@@ -1,6 +1,7 @@
 //! The published cases of `hazards.rs` as steps of kernels: captured, read back, and refused on the edges that were read. On the
 //! driver made of paper everywhere, and on a GPU where there is one.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use flashlane::cuda::{
@@ -15,6 +16,8 @@ use flashlane::step::{
     Buffer, Class, Edge, EdgeKind, Graph, Hazard, LaneId, LaneInfo, Memory, Node, NodeId, Plan, Resident,
     Rule, WeightId,
 };
+
+use half::bf16;
 
 use crate::certify::Paper;
 use crate::engine::{SERVED, config, model};
@@ -209,6 +212,49 @@ fn g13_waiting_for_a_kernel_that_did_not_wait() {
         found.iter().any(|h| h.first.node == p || h.second.as_ref().is_some_and(|t| t.node == p)),
         "{found:?}"
     );
+}
+
+/// A kernel, and one that reads what it wrote and does not wait for it, run on one input after another: replays in which the
+/// second took the value of the replay before. The matrix is the identity.
+fn stale(gpu: &Arc<dyn Backend>, mode: RunMode, waits: bool) -> usize {
+    let (mut net, input) = Net::new();
+    let x = net.value("x", 0);
+    let seen = net.buffer("seen", Class::Output, None, BYTES);
+    let (p, s) = (net.node("main", input, x), net.node("main", x, seen));
+    net.order(&[(p, s)]);
+    net.graph.nodes[s.0 as usize].waits = waits;
+    let identity: Vec<bf16> =
+        (0..WIDTH * WIDTH).map(|at| bf16::from_f32(f32::from(at % WIDTH == at / WIDTH))).collect();
+    let mut weights = DeviceWeights::default();
+    let matrix = DeviceWeight::plain(gpu, MatrixFormat::Bf16, bytemuck::cast_slice(&identity)).unwrap();
+    weights.insert(WeightId(0), matrix);
+    let executor = Executor { backend: Arc::clone(gpu), weights, options: Options::default() };
+    let mut memory = Memory::new(&net.graph, &net.plan);
+    let step = DeviceStep::upload(gpu, &net.graph, &memory).unwrap();
+    let resident = DeviceResident::upload(gpu, &Resident::default()).unwrap();
+    let delays = BTreeMap::from([(p, 200)]);
+    let ready = executor.ready_unproved(&net.graph, &net.plan, (&step, &resident), (mode, &delays)).unwrap();
+    let replay = |value: u8| {
+        memory.host_mut::<bf16>(&input).fill(bf16::from_f32(f32::from(value)));
+        step.write_inputs(&memory).unwrap();
+        executor.start(&ready).unwrap();
+        gpu.synchronize().unwrap();
+        step.read_outputs(&mut memory).unwrap();
+        memory.host::<bf16>(&seen).iter().any(|v| v.to_f32() != f32::from(value))
+    };
+    (1..=40).map(replay).filter(|stale| *stale).count()
+}
+
+/// What the proof's reading of a programmatic edge stands for on the device: also in one stream, and without a capture.
+#[test]
+fn g02_on_a_gpu_a_kernel_that_never_waits_reads_what_was_there_before() {
+    let Some(gpu) = gpu() else { return };
+    for mode in crate::gpu_engine::modes() {
+        let (waited, unwaited) = (stale(&gpu, mode, true), stale(&gpu, mode, false));
+        eprintln!("{mode:?}: {unwaited} of 40 stale");
+        assert_eq!(waited, 0, "{mode:?}");
+        assert_eq!(unwaited > 0, mode.programmatic, "{mode:?}: {unwaited} of 40 stale");
+    }
 }
 
 /// What lets a captured join begin before its side lane has ended: all its edges become programmatic.
