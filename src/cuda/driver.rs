@@ -12,7 +12,7 @@ use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, result, sy
 
 use super::kernels::fatbin;
 use super::staging::{Pinned, Recorded};
-use super::{Backend, Capture, CudaError, Fence, Launch, Script, Staging};
+use super::{Backend, Capture, CudaError, Fence, Launch, Script, Staging, usage};
 
 /// Dynamic shared memory that needs no permission.
 const PLAIN_SHARED: u32 = 48 << 10;
@@ -246,10 +246,13 @@ impl Backend for Gpu {
     fn allocate(&self, bytes: usize) -> Result<u64, CudaError> {
         self.bind()?;
         // SAFETY: the context is current.
-        unsafe { result::malloc_sync(bytes) }.map_err(failed("cuMemAlloc"))
+        let address = unsafe { result::malloc_sync(bytes) }.map_err(failed("cuMemAlloc"))?;
+        usage::took(bytes);
+        Ok(address)
     }
 
-    unsafe fn free(&self, address: u64, _: usize) {
+    unsafe fn free(&self, address: u64, bytes: usize) {
+        usage::gave(bytes);
         // An error here has nobody to go to; the next call on the context reports it.
         if self.bind().is_ok() {
             // SAFETY: the caller's: an allocation, freed once; the driver waits for work that uses it.
