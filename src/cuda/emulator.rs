@@ -52,6 +52,8 @@ entries! {
     IndexStore, flashlane_emu_index_store;
     Linear8, flashlane_emu_linear_8;
     Linear32, flashlane_emu_linear_32;
+    Linear64, flashlane_emu_linear_64;
+    Linear128, flashlane_emu_linear_128;
     Fp4ToBf16, flashlane_emu_nvfp4_to_bf16;
     Fp4ToE4m3, flashlane_emu_nvfp4_to_e4m3;
     Fp4Quantize, flashlane_emu_nvfp4_quantize;
@@ -107,6 +109,10 @@ impl Backend for Emulator {
 
     fn multiprocessors(&self) -> usize {
         2
+    }
+
+    fn shared_memory(&self) -> usize {
+        227 << 10
     }
 
     fn allocate(&self, bytes: usize) -> Result<u64, CudaError> {
