@@ -33,6 +33,8 @@ entries! {
     Attention5, flashlane_emu_attention_5;
     Attention8, flashlane_emu_attention_8;
     AttentionAlone, flashlane_emu_attention_alone;
+    AttentionWide2, flashlane_emu_attention_wide_2;
+    AttentionWide4, flashlane_emu_attention_wide_4;
     Canary, flashlane_emu_canary;
     CompressC4, flashlane_emu_compress_c4;
     CompressC128, flashlane_emu_compress_c128;
@@ -79,18 +81,25 @@ unsafe extern "C" {
 pub struct Emulator {
     seed: u64,
     planted: bool,
+    shared_memory: usize,
 }
 
 impl Emulator {
     #[must_use]
     pub fn new(seed: u64) -> Self {
-        Self { seed, planted: false }
+        Self { seed, planted: false, shared_memory: 227 << 10 }
+    }
+
+    /// One whose blocks have so many bytes of shared memory: operations choose their kernels by it.
+    #[must_use]
+    pub fn with_shared_memory(seed: u64, bytes: usize) -> Self {
+        Self { shared_memory: bytes, ..Self::new(seed) }
     }
 
     /// One that runs `rmsnorm` without its barriers, to show that it would be found out.
     #[must_use]
     pub fn with_planted_fault(seed: u64) -> Self {
-        Self { seed, planted: true }
+        Self { planted: true, ..Self::new(seed) }
     }
 
     fn entry(&self, kernel: Kernel) -> Entry {
@@ -112,7 +121,7 @@ impl Backend for Emulator {
     }
 
     fn shared_memory(&self) -> usize {
-        227 << 10
+        self.shared_memory
     }
 
     fn allocate(&self, bytes: usize) -> Result<u64, CudaError> {

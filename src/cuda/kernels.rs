@@ -31,6 +31,8 @@ kernels! {
     Attention5, "attention", "attention_5";
     Attention8, "attention", "attention_8";
     AttentionAlone, "attention", "attention_alone";
+    AttentionWide2, "attention_wide", "attention_wide_2";
+    AttentionWide4, "attention_wide", "attention_wide_4";
     Canary, "canary", "canary";
     CompressC4, "compress", "compress_c4";
     CompressC128, "compress", "compress_c128";
