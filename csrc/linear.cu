@@ -120,13 +120,14 @@ FL_DEVICE void store_few(const LinearParams& p, const RowMap& map, const float* 
   }
 }
 
-// Many rows: a segment a block of a cluster, which meet in shared memory.
-template <int kFormat, int kGroups, int kCols>
-FL_DEVICE void multiply_many(float (&acc)[kCols / 8][4], const LinearParams& p, const RowMap& map, unsigned char* shared) {
+// Many rows: a segment a block of a cluster, which meet in shared memory; or all of them a block.
+template <int kFormat, int kGroups, int kCols, int kBlocks>
+FL_DEVICE void multiply_many(float (&sums)[kCols / 8][4], const LinearParams& p, const RowMap& map, unsigned char* shared) {
+  constexpr bool kAll = kBlocks == 1;
   auto row = [&](int r) { return map.weight_row(r); };
   auto x = [&](int n) { return activation_row(p, map, blockIdx.y * kCols + n); };
-  wide_multiply<kFormat, WideStage<kFormat, kGroups>, kCols, kGroups * kGroupThreads>(acc, p.weight, p.depth,
-                                                                                         cluster_rank(), row, x, shared);
+  wide_multiply<kFormat, WideStage<kFormat, kGroups>, kCols, kGroups * kGroupThreads, kAll>(
+      sums, p.weight, p.depth, kAll ? 0 : cluster_rank(), row, x, shared);
 }
 
 // Where a sum lies, [column][row], with a pitch that keeps the banks of a fragment apart.
@@ -145,12 +146,13 @@ FL_DEVICE void spill_many(const float (&acc)[kCols / 8][4], float* sums) {
   }
 }
 
-// Four neighbouring sums, the segments added in order.
-FL_DEVICE void fold_segments(float (&sum)[4], const float* own) {
+// Four neighbouring sums, those of the blocks added in order.
+template <int kBlocks>
+FL_DEVICE void fold_blocks(float (&sum)[4], const float* own) {
 #pragma unroll
-  for (int s = 0; s < kSegments; ++s) {
-    float4 part = *(const float4*)cluster_peer(own, s);
-    if (s == 0) {
+  for (int b = 0; b < kBlocks; ++b) {
+    float4 part = *(const float4*)(kBlocks == 1 ? own : cluster_peer(own, b));
+    if (b == 0) {
       sum[0] = part.x, sum[1] = part.y, sum[2] = part.z, sum[3] = part.w;
     } else {
       sum[0] += part.x, sum[1] += part.y, sum[2] += part.z, sum[3] += part.w;
@@ -158,19 +160,19 @@ FL_DEVICE void fold_segments(float (&sum)[4], const float* own) {
   }
 }
 
-// A block stores a quarter of the cluster's outputs, four neighbouring columns a thread.
-template <int kGroups, int kCols>
+// A block stores its share of the cluster's outputs, four neighbouring columns a thread.
+template <int kGroups, int kCols, int kBlocks>
 FL_DEVICE void store_many(const LinearParams& p, const RowMap& map, const float* sums) {
   float global = tile_scale(p.weight, 0);
-  int fours = map.width / 4;
-  constexpr int kOwn = kCols / kSegments;
+  constexpr int kOwn = kCols / kBlocks;
+  int fours = map.width / 4, first = kBlocks == 1 ? 0 : cluster_rank() * kOwn;
   for (int i = threadIdx.x; i < kOwn * fours; i += kGroups * kGroupThreads) {
-    int within = i % fours * 4, column = cluster_rank() * kOwn + i / fours, row = blockIdx.y * kCols + column;
+    int within = i % fours * 4, column = first + i / fours, row = blockIdx.y * kCols + column;
     if (within >= map.count || row >= p.rows) continue;
     float value[4], up[4];
     const float* own = sums + sum_at<kGroups>(column, map.tile_row(within));
-    fold_segments(value, own);
-    if (map.swiglu) fold_segments(up, own + 8);
+    fold_blocks<kBlocks>(value, own);
+    if (map.swiglu) fold_blocks<kBlocks>(up, own + 8);
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
       value[n] *= global;
@@ -188,22 +190,28 @@ FL_DEVICE void store_many(const LinearParams& p, const RowMap& map, const float*
   }
 }
 
-template <int kGroups, int kCols>
+template <int kGroups, int kCols, int kBlocks>
 FL_DEVICE void many_body(const LinearParams& p, unsigned char* shared) {
-  RowMap map(p, blockIdx.x / kSegments, kGroups * kGroupRows / kTileRows);
-  float acc[kCols / 8][4] = {};
+  RowMap map(p, blockIdx.x / kBlocks, kGroups * kGroupRows / kTileRows);
+  float sums[kCols / 8][4];
   switch (p.weight.format) {
-    case kWeightBf16: multiply_many<kWeightBf16, kGroups, kCols>(acc, p, map, shared); break;
-    case kWeightFp8Block: multiply_many<kWeightFp8Block, kGroups, kCols>(acc, p, map, shared); break;
-    case kWeightNvfp4: multiply_many<kWeightNvfp4, kGroups, kCols>(acc, p, map, shared); break;
-    default: multiply_many<kWeightMxfp4, kGroups, kCols>(acc, p, map, shared); break;
+    case kWeightBf16: multiply_many<kWeightBf16, kGroups, kCols, kBlocks>(sums, p, map, shared); break;
+    case kWeightFp8Block:
+      if constexpr (kBlocks > 1 || kCols < 128) multiply_many<kWeightFp8Block, kGroups, kCols, kBlocks>(sums, p, map, shared);
+      break;
+    case kWeightNvfp4: multiply_many<kWeightNvfp4, kGroups, kCols, kBlocks>(sums, p, map, shared); break;
+    default: multiply_many<kWeightMxfp4, kGroups, kCols, kBlocks>(sums, p, map, shared); break;
   }
   copies_wait<0>();
   __syncthreads();
-  spill_many<kGroups, kCols>(acc, (float*)shared);
-  cluster_sync();
-  store_many<kGroups, kCols>(p, map, (const float*)shared);
-  cluster_sync();
+  spill_many<kGroups, kCols>(sums, (float*)shared);
+  if (kBlocks == 1) {
+    __syncthreads();
+  } else {
+    cluster_sync();
+  }
+  store_many<kGroups, kCols, kBlocks>(p, map, (const float*)shared);
+  if (kBlocks > 1) cluster_sync();
 }
 
 }  // namespace
@@ -232,13 +240,21 @@ FL_KERNEL_BLOCKS(kFewThreads, 2, linear_8, LinearParams) {
 // Dynamic shared memory: two rounds of activations and the ring; later the sums.
 FL_KERNEL_CLUSTER(256, 1, kSegments, linear_64, LinearParams) {
   FL_DYNAMIC_SHARED(shared);
-  many_body<2, 64>(p, shared);
+  many_body<2, 64, kSegments>(p, shared);
 }
 FL_KERNEL_CLUSTER(256, 1, kSegments, linear_128, LinearParams) {
   FL_DYNAMIC_SHARED(shared);
-  many_body<2, 128>(p, shared);
+  many_body<2, 128, kSegments>(p, shared);
 }
 FL_KERNEL_CLUSTER(256, 1, kSegments, linear_32, LinearParams) {
   FL_DYNAMIC_SHARED(shared);
-  many_body<2, 32>(p, shared);
+  many_body<2, 32, kSegments>(p, shared);
+}
+FL_KERNEL(256, linear_64_alone, LinearParams) {
+  FL_DYNAMIC_SHARED(shared);
+  many_body<2, 64, 1>(p, shared);
+}
+FL_KERNEL(256, linear_128_alone, LinearParams) {
+  FL_DYNAMIC_SHARED(shared);
+  many_body<2, 128, 1>(p, shared);
 }

@@ -160,36 +160,79 @@ FL_DEVICE void wide_expand(uint32_t (&a)[4][4], const unsigned char* stage, int 
   }
 }
 
-// A block's share of the sums of one segment. Waits for the kernel before once the first weights are on their way.
-template <int kFormat, class S, int kCols, int kThreads, class Row, class Rows>
-FL_DEVICE void wide_multiply(float (&acc)[kCols / 8][4], const Weight& w, int cols, int segment, Row row, Rows x,
+// A place among the rounds of segments first .. end - 1, one after the other.
+template <int kFormat>
+struct Cursor {
+  int steps, segment, end, round;
+
+  FL_DEVICE Cursor(int cols, int first, int end) : steps(Step<kFormat>::count(cols)), segment(first), end(end), round(0) {
+    pass_empty();
+  }
+  FL_DEVICE bool valid() const { return segment < end; }
+  FL_DEVICE void pass_empty() {
+    // Steps are dealt out in turn: from an empty segment on all are empty.
+    if (segment >= steps) segment = end;
+  }
+  // Whether a segment ends there.
+  FL_DEVICE bool next() {
+    if (++round < Round<kFormat>::count(steps, segment)) return false;
+    ++segment, round = 0;
+    pass_empty();
+    return true;
+  }
+};
+
+// The sums of a segment to those of the segments before it.
+template <int kCols>
+FL_DEVICE void fold_segment(float (&total)[kCols / 8][4], float (&acc)[kCols / 8][4], bool first) {
+#pragma unroll
+  for (int i = 0; i < kCols / 2; ++i) {
+    float &to = total[i / 4][i % 4], &from = acc[i / 4][i % 4];
+    to = first ? from : to + from, from = 0.0f;
+  }
+}
+
+// A block's share of the sums of one segment, or of all of them in order. Waits for the kernel before once the first weights
+// are on their way.
+template <int kFormat, class S, int kCols, int kThreads, bool kAll, class Row, class Rows>
+FL_DEVICE void wide_multiply(float (&total)[kCols / 8][4], const Weight& w, int cols, int segment, Row row, Rows x,
                              unsigned char* shared) {
   using R = Round<kFormat>;
   constexpr bool kScaled = kFormat == kWeightFp8Block;
   constexpr int kBuffer = Columns<kCols>::kBytes;
   unsigned char* ring = shared + 2 * kBuffer;
-  int rounds = R::count(Step<kFormat>::count(cols), segment), own = warp_idx() * kTileRows, ahead = 0;
+  int own = warp_idx() * kTileRows, end = kAll ? kSegments : segment + 1;
+  Cursor<kFormat> ahead(cols, segment, end), here = ahead;
   auto fetch = [&](int slot) {
-    if (ahead < rounds) wide_fetch<kFormat, S, kThreads>(ring + slot * S::kBytes, w, cols, segment, ahead, row);
+    if (ahead.valid()) {
+      wide_fetch<kFormat, S, kThreads>(ring + slot * S::kBytes, w, cols, ahead.segment, ahead.round, row);
+      ahead.next();
+    }
     copies_commit();
-    ++ahead;
   };
 #pragma unroll 1
   for (int i = 0; i < S::kStages - 1; ++i) fetch(i);
   pdl_wait();
+  Cursor<kFormat> soon = here;  // What `held` has, then what it gets next.
   WideActivations<kFormat, kCols, kThreads> held;
-  held.load(x, cols, segment, 0);
+  auto load = [&]() {
+    if (soon.valid()) held.load(x, cols, soon.segment, soon.round);
+  };
+  load();
   held.store(shared);
-  if (rounds > 1) held.load(x, cols, segment, 1);
-  int slot = 0, into = S::kStages - 1;
+  if (soon.valid()) soon.next();
+  load();
+  float acc[kCols / 8][4] = {};
+  int slot = 0, into = S::kStages - 1, buffer = 0;
+  bool first = true;
 #pragma unroll 1
-  for (int round = 0; round < rounds; ++round) {
+  while (here.valid()) {
     copies_wait<S::kStages - 2>();
     columns_written();
     __syncthreads();
     const unsigned char* stage = ring + slot * S::kBytes;
-    const unsigned char* columns = shared + round % 2 * kBuffer;
-    bool both = kFormat != kWeightBf16 || R::element(segment, round, 2) < cols;
+    const unsigned char* columns = shared + buffer * kBuffer;
+    bool both = kFormat != kWeightBf16 || R::element(here.segment, here.round, 2) < cols;
     float part[kScaled ? kCols / 8 : 1][4];
     uint32_t a[2][4][4];
     wide_expand<kFormat, S>(a[0], stage, own, 0);
@@ -199,8 +242,11 @@ FL_DEVICE void wide_multiply(float (&acc)[kCols / 8][4], const Weight& w, int co
       group_multiply<kCols>(acc, a[0], columns, 0, true);
     }
     fetch(into);
-    if (round + 1 < rounds) held.store(shared + (round + 1) % 2 * kBuffer);
-    if (round + 2 < rounds) held.load(x, cols, segment, round + 2);
+    if (soon.valid()) {
+      held.store(shared + (1 - buffer) * kBuffer);
+      soon.next();
+      load();
+    }
     if (both) {
       wide_expand<kFormat, S>(a[1], stage, own, 1);
       if constexpr (kScaled) {
@@ -223,6 +269,11 @@ FL_DEVICE void wide_multiply(float (&acc)[kCols / 8][4], const Weight& w, int co
     } else {
       group_wait<kCols>(acc);
     }
-    into = slot, slot = slot + 1 == S::kStages ? 0 : slot + 1;
+    bool ended = here.next();
+    if (kAll && ended) fold_segment<kCols>(total, acc, first), first = false;
+    into = slot, slot = slot + 1 == S::kStages ? 0 : slot + 1, buffer = 1 - buffer;
   }
+  if (!kAll) fold_segment<kCols>(total, acc, true);
+  // Segments without steps add zero.
+  if (kAll && here.steps < kSegments) fold_segment<kCols>(total, acc, first);
 }

@@ -28,31 +28,53 @@ struct Shape {
 }
 
 impl Shape {
-    /// By the number of rows; a depth of no whole steps always goes to the kernel for few.
-    fn of(rows: usize, depth: usize, weight: &Weight, limit: usize) -> Self {
-        let step = match weight.format as u32 {
+    /// By the number of rows and of output columns; a depth of no whole steps always goes to the kernel for few rows.
+    fn of(op: &Linear, weight: &Weight, b: &Bound<'_>) -> Self {
+        let format = weight.format as u32;
+        let step = match format {
             ffi::kWeightBf16 => 64,
             ffi::kWeightFp8Block => 128,
             _ => 256,
         };
-        if rows <= 8 || !depth.is_multiple_of(step) {
-            let stage = 16 * (8 * 128 + 64 + 8 * 16 + 16);
-            return Self {
-                kernel: Kernel::Linear8,
-                rows: 8,
-                weight_rows: 16,
-                blocks: 1,
-                threads: 128,
-                shared: 4 * stage,
-            };
+        if op.rows <= 8 || !(op.cols_in / op.groups).is_multiple_of(step) {
+            let (kernel, shared) = (Kernel::Linear8, 4 * 16 * (8 * 128 + 64 + 8 * 16 + 16));
+            return Self { kernel, rows: 8, weight_rows: 16, blocks: 1, threads: 128, shared };
         }
-        let (kernel, columns) = match rows {
-            ..=32 => (Kernel::Linear32, 32),
-            65.. if limit >= LARGE => (Kernel::Linear128, 128),
-            _ => (Kernel::Linear64, 64),
+        let limit = b.all.shared_memory;
+        let columns = match op.rows {
+            ..=32 => 32,
+            65.. if limit >= LARGE => 128,
+            _ => 64,
         };
-        let shared = many(columns, 128, weight, limit);
-        Self { kernel, rows: columns, weight_rows: 128, blocks: SEGMENTS, threads: 256, shared }
+        let shape = |kernel, rows, blocks| {
+            let shared = many(rows, 128, weight, limit);
+            Self { kernel, rows, weight_rows: 128, blocks, threads: 256, shared }
+        };
+        // Blocks that have all of K each, where they fill the GPU: sums in fp8 need too many registers for 128 rows.
+        let whole = if columns == 128 && format != ffi::kWeightFp8Block {
+            shape(Kernel::Linear128Alone, 128, 1)
+        } else {
+            shape(Kernel::Linear64Alone, 64, 1)
+        };
+        if columns > 32 && 4 * whole.count(op) >= 3 * b.all.multiprocessors {
+            return whole;
+        }
+        let kernel = match columns {
+            32 => Kernel::Linear32,
+            64 => Kernel::Linear64,
+            _ => Kernel::Linear128,
+        };
+        shape(kernel, columns, SEGMENTS)
+    }
+
+    /// Blocks along the output columns.
+    fn across(&self, op: &Linear) -> usize {
+        let columns = self.weight_rows / if matches!(op.epilogue, Epilogue::SwiGlu { .. }) { 2 } else { 1 };
+        self.blocks * op.groups * (op.cols_out() / op.groups).div_ceil(columns)
+    }
+
+    fn count(&self, op: &Linear) -> usize {
+        self.across(op) * op.rows.div_ceil(self.rows)
     }
 }
 
@@ -97,9 +119,7 @@ pub(super) fn launch(op: &Linear, b: &Bound<'_>) -> Result<Launch, CudaError> {
         limit,
         pad: 0,
     };
-    let shape = Shape::of(op.rows, depth, &params.weight, b.all.shared_memory);
-    let columns = shape.weight_rows / if swiglu { 2 } else { 1 };
-    let across = op.groups * (op.cols_out() / op.groups).div_ceil(columns);
-    let grid = [shape.blocks * across, op.rows.div_ceil(shape.rows), 1];
+    let shape = Shape::of(op, &params.weight, b);
+    let grid = [shape.across(op), op.rows.div_ceil(shape.rows), 1];
     Ok(Launch::new(shape.kernel, grid, shape.threads, shape.shared, &params))
 }
