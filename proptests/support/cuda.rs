@@ -20,8 +20,9 @@ pub(crate) fn executors() -> Vec<Box<dyn Executor>> {
     #[cfg(feature = "emulator")]
     {
         let emulator = |seed| Arc::new(flashlane::cuda::Emulator::new(seed));
+        let small = flashlane::cuda::Emulator::with_shared_memory(2, 99 << 10);
         all.push(Box::new(Cuda::new("emulator, seed 1", emulator(1))));
-        all.push(Box::new(Cuda::new("emulator, seed 2", emulator(2))));
+        all.push(Box::new(Cuda::new("emulator, seed 2, 99 KiB of shared memory", Arc::new(small))));
         all.push(Box::new(Cuda::new("emulator, simple reader", emulator(3)).simple_reader()));
     }
     if let Some(gpu) = gpu() {

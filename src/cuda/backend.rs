@@ -91,6 +91,9 @@ pub trait Backend: std::fmt::Debug + Send + Sync {
     /// Streaming multiprocessors, for persistent grids.
     fn multiprocessors(&self) -> usize;
 
+    /// Bytes of shared memory that a block may have.
+    fn shared_memory(&self) -> usize;
+
     /// Device memory, aligned to 256 bytes.
     ///
     /// # Errors

@@ -54,6 +54,7 @@ pub struct Gpu {
     pub(super) context: Arc<CudaContext>,
     pub(super) stream: Arc<CudaStream>,
     multiprocessors: usize,
+    shared_memory: usize,
     loaded: Mutex<Loaded>,
 }
 
@@ -97,9 +98,12 @@ impl Gpu {
     }
 
     pub(super) fn with_stream(context: Arc<CudaContext>, stream: Arc<CudaStream>) -> Result<Self, CudaError> {
-        let count = sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
-        let count = context.attribute(count).map_err(failed("cuDeviceGetAttribute"))?;
+        let attribute = |which| context.attribute(which).map_err(failed("cuDeviceGetAttribute"));
+        let count = attribute(sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        let shared =
+            attribute(sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
         let multiprocessors = usize::try_from(count).unwrap_or(1);
+        let shared_memory = usize::try_from(shared).unwrap_or(0);
         Ok(Self {
             #[cfg(feature = "cust")]
             caller: None,
@@ -107,6 +111,7 @@ impl Gpu {
             context,
             stream,
             multiprocessors,
+            shared_memory,
             loaded: Mutex::default(),
         })
     }
@@ -241,6 +246,10 @@ impl Backend for Gpu {
 
     fn multiprocessors(&self) -> usize {
         self.multiprocessors
+    }
+
+    fn shared_memory(&self) -> usize {
+        self.shared_memory
     }
 
     fn allocate(&self, bytes: usize) -> Result<u64, CudaError> {
