@@ -160,9 +160,10 @@ fn every_storage_format_is_the_oracles() {
 }
 
 /// Many rows and few go through different kernels: each is the oracle's, and a row has the same bits in all.
-fn judge_row_counts(depth: usize, groups: usize, limit: Option<f32>) {
+fn judge_row_counts(depth: usize, groups: usize, limit: Option<f32>, per_group: usize, counts: &[usize]) {
     let mut draw = Draw::new(11);
-    let shape = Shape { rows: 70, depth, per_group: 132, groups, limit, dtype: Dtype::Bf16, f32_out: true };
+    let rows = counts[counts.len() - 1];
+    let shape = Shape { rows, depth, per_group, groups, limit, dtype: Dtype::Bf16, f32_out: true };
     let values = draw.exact(shape.per_group * groups * depth, (1.0 / depth as f32).sqrt());
     let x = draw.exact(shape.rows * depth * groups, 1.0);
     let plain = Stored::Bf16(values.clone());
@@ -175,7 +176,7 @@ fn judge_row_counts(depth: usize, groups: usize, limit: Option<f32>) {
         };
         let (many, out, decoded) = run(shape.rows);
         many.agree_within(&out, &bounds(&shape, &x, &decoded));
-        for rows in [1, 8, 9, 33] {
+        for &rows in &counts[..counts.len() - 1] {
             let (few, few_out, _) = run(rows);
             for (few, many) in few.all.iter().zip(&many.all) {
                 let few_bits = few.real(&few_out);
@@ -187,17 +188,23 @@ fn judge_row_counts(depth: usize, groups: usize, limit: Option<f32>) {
 
 #[test]
 fn row_counts_change_no_bit() {
-    judge_row_counts(512, 1, None);
+    judge_row_counts(512, 1, None, 132, &[1, 8, 9, 32, 33, 64, 65, 130]);
+}
+
+/// So deep that every segment of the sum goes round its ring of stages.
+#[test]
+fn row_counts_change_no_bit_over_a_deep_sum() {
+    judge_row_counts(5632, 1, None, 20, &[1, 9, 40, 66]);
 }
 
 #[test]
 fn row_counts_change_no_bit_with_groups_and_rows_that_end_within_a_step() {
-    judge_row_counts(160, 2, None);
+    judge_row_counts(160, 2, None, 132, &[1, 8, 9, 33, 70]);
 }
 
 #[test]
 fn row_counts_change_no_bit_with_swiglu() {
-    judge_row_counts(256, 1, Some(10.0));
+    judge_row_counts(256, 1, Some(10.0), 132, &[1, 8, 9, 33, 70]);
 }
 
 proptest! {

@@ -43,6 +43,8 @@ mod footprint;
 mod gpu_engine;
 #[cfg(feature = "cuda")]
 mod gpu_events;
+#[cfg(feature = "cuda")]
+mod gpu_hazards;
 mod hazards;
 mod inputs;
 mod instruments;
@@ -53,6 +55,7 @@ mod plan;
 mod proof;
 mod race;
 mod random_graph;
+mod replayed;
 mod step;
 mod three_c4;
 mod world;

@@ -20,8 +20,9 @@ pub(crate) fn executors() -> Vec<Box<dyn Executor>> {
     #[cfg(feature = "emulator")]
     {
         let emulator = |seed| Arc::new(flashlane::cuda::Emulator::new(seed));
+        let small = flashlane::cuda::Emulator::with_shared_memory(2, 99 << 10);
         all.push(Box::new(Cuda::new("emulator, seed 1", emulator(1))));
-        all.push(Box::new(Cuda::new("emulator, seed 2", emulator(2))));
+        all.push(Box::new(Cuda::new("emulator, seed 2, 99 KiB of shared memory", Arc::new(small))));
         all.push(Box::new(Cuda::new("emulator, simple reader", emulator(3)).simple_reader()));
     }
     if let Some(gpu) = gpu() {
@@ -80,12 +81,7 @@ impl Cuda {
     }
 
     fn executor(&self, case: &Case) -> Result<flashlane::cuda::Executor, CudaError> {
-        let mut weights = DeviceWeights::default();
-        for (id, weight) in &case.weights {
-            weights.insert(*id, upload(&self.backend, weight)?);
-        }
-        let backend = Arc::clone(&self.backend);
-        Ok(flashlane::cuda::Executor { backend, weights, options: self.options })
+        executor(&self.backend, case, self.options)
     }
 
     /// The launches, over copies of the case's memory.
@@ -95,6 +91,19 @@ impl Cuda {
         let device = DeviceResident::upload(&self.backend, &resident)?;
         self.executor(case)?.launches(&case.graph, &case.plan, &step, &device).map(drop)
     }
+}
+
+/// An executor with the weights of a case.
+pub(crate) fn executor(
+    backend: &Arc<dyn Backend>,
+    case: &Case,
+    options: Options,
+) -> Result<flashlane::cuda::Executor, CudaError> {
+    let mut weights = DeviceWeights::default();
+    for (id, weight) in &case.weights {
+        weights.insert(*id, upload(backend, weight)?);
+    }
+    Ok(flashlane::cuda::Executor { backend: Arc::clone(backend), weights, options })
 }
 
 /// A weight in the form that kernels read: FP8 block scales as f32, NVFP4's second level once a matrix of the stack (as

@@ -41,15 +41,7 @@ impl Executor for Cpu {
     }
 
     fn run(&self, case: &Case, memory: &mut Memory, resident: &mut Resident) -> Result<(), String> {
-        let mut weights = cpu::Weights::with_simd(self.0);
-        for (id, weight) in &case.weights {
-            match (&weight.stored, weight.matrix()) {
-                (_, Some(matrix)) => weights.insert(*id, matrix),
-                (Stored::Table(table), None) => weights.insert_table(*id, table.clone()),
-                (Stored::F32(values), None) => weights.insert_f32(*id, values.clone()),
-                (other, None) => return Err(format!("{other:?} has no matrix")),
-            }
-        }
+        let weights = case.cpu_weights(self.0)?;
         cpu::serial::run_step(&case.graph, &case.plan, memory, resident, &weights).map_err(|e| e.to_string())
     }
 }
@@ -124,6 +116,20 @@ pub(crate) struct Runs {
 }
 
 impl Case {
+    /// The weights as the CPU path holds them.
+    pub(crate) fn cpu_weights(&self, simd: Simd) -> Result<cpu::Weights, String> {
+        let mut weights = cpu::Weights::with_simd(simd);
+        for (id, weight) in &self.weights {
+            match (&weight.stored, weight.matrix()) {
+                (_, Some(matrix)) => weights.insert(*id, matrix),
+                (Stored::Table(table), None) => weights.insert_table(*id, table.clone()),
+                (Stored::F32(values), None) => weights.insert_f32(*id, values.clone()),
+                (other, None) => return Err(format!("{other:?} has no matrix")),
+            }
+        }
+        Ok(weights)
+    }
+
     /// Runs every executor under two poisons. What a node was not given to read must not show in what it writes, so the
     /// two results agree; what it was not given to write, guards included, must be as before.
     pub(crate) fn run(&self) -> Runs {

@@ -91,6 +91,9 @@ pub trait Backend: std::fmt::Debug + Send + Sync {
     /// Streaming multiprocessors, for persistent grids.
     fn multiprocessors(&self) -> usize;
 
+    /// Bytes of shared memory that a block may have.
+    fn shared_memory(&self) -> usize;
+
     /// Device memory, aligned to 256 bytes.
     ///
     /// # Errors
@@ -212,24 +215,6 @@ pub trait Backend: std::fmt::Debug + Send + Sync {
     unsafe fn capture(self: Arc<Self>, script: Script) -> Result<Box<dyn Capture>, CudaError> {
         let _ = script;
         Err(CudaError::Unsupported { op: "capture", what: "a captured graph off a GPU" })
-    }
-
-    /// Times launches as one captured graph: microseconds of each of `repeats` replays, `before` running untimed ahead of
-    /// each.
-    ///
-    /// # Safety
-    /// As [`launch`](Self::launch), for every launch and replay.
-    ///
-    /// # Errors
-    /// [`CudaError::Unsupported`] where there is no clock that means anything; else as [`launch`](Self::launch).
-    unsafe fn replay(
-        &self,
-        before: &[Launch],
-        launches: &[Launch],
-        repeats: usize,
-    ) -> Result<Vec<f32>, CudaError> {
-        let _ = (before, launches, repeats);
-        Err(CudaError::Unsupported { op: "replay", what: "timing off a GPU" })
     }
 
     /// Waits for every launch so far.

@@ -54,6 +54,7 @@ mod route;
 mod shim;
 mod staging;
 mod unbacked;
+mod usage;
 mod weights;
 
 pub use backend::{Backend, Capture, DeviceBuffer, Fence, Replay, Script, Staging};
@@ -77,6 +78,7 @@ pub use recorder::Recorder;
 pub use resident::{DeviceResident, DeviceStep};
 pub use route::{Route, Stop};
 pub use unbacked::{Unbacked, read_back};
+pub use usage::{held_bytes, used_bytes};
 pub use weights::{DeviceWeight, DeviceWeights, MatrixFormat};
 
 #[cfg(all(test, feature = "bindgen"))]
