@@ -64,10 +64,6 @@ impl Backend for Recorder {
         self.shared_memory
     }
 
-    fn shared_memory(&self) -> usize {
-        self.inner.shared_memory()
-    }
-
     fn allocate(&self, bytes: usize) -> Result<u64, CudaError> {
         self.inner.allocate(bytes)
     }
