@@ -24,8 +24,6 @@ constexpr int kDownStages = 3;
 constexpr int kUpTiles = 2;
 constexpr int kUpColumns = 8 * kUpTiles;
 constexpr int kSums = kTileCols * kTilePitch;
-constexpr int kUpTokens = 256;
-constexpr int kDownTokens = 64;
 
 namespace {
 
@@ -218,11 +216,11 @@ FL_DEVICE void down_store(const ExpertsDownParams& p, int first_token, int token
 
 }  // namespace
 
-// Dynamic shared memory: UpShared, ring, sums, items, then the ids of min(rows, 256) * k pairs.
+// Dynamic shared memory: UpShared, ring, sums, items, then the ids of the block's pairs.
 FL_KERNEL_BLOCKS(kThreads, 2, experts_up, ExpertsUpParams) {
   FL_DYNAMIC_SHARED(dynamic);
   pdl_wait();
-  int first_pair = blockIdx.y * kUpTokens * p.k, num_pairs = min(kUpTokens, p.rows - (int)blockIdx.y * kUpTokens) * p.k;
+  int first_pair = blockIdx.y * p.tokens * p.k, num_pairs = min(p.tokens, p.rows - (int)blockIdx.y * p.tokens) * p.k;
   UpShared& s = *(UpShared*)dynamic;
   unsigned char* ring = dynamic + sizeof(UpShared);
   float* partial = (float*)(ring + UpSlots::kRing);
@@ -238,12 +236,12 @@ FL_KERNEL_BLOCKS(kThreads, 2, experts_up, ExpertsUpParams) {
   }
 }
 
-// Dynamic shared memory: Routes, ring, the warps' sums, items, then the ids and the order of min(rows, 64) * k pairs.
+// Dynamic shared memory: Routes, ring, the warps' sums, items, then the ids and the order of the block's pairs.
 FL_KERNEL_BLOCKS(kThreads, 2, experts_down, ExpertsDownParams) {
   FL_DYNAMIC_SHARED(dynamic);
   pdl_wait();
-  int first_token = blockIdx.y * kDownTokens, base = blockIdx.x * kTileRows;
-  int tokens = min(kDownTokens, p.rows - first_token), first_pair = first_token * p.k, num_pairs = tokens * p.k;
+  int first_token = blockIdx.y * p.tokens, base = blockIdx.x * kTileRows;
+  int tokens = min(p.tokens, p.rows - first_token), first_pair = first_token * p.k, num_pairs = tokens * p.k;
   Routes& s = *(Routes*)dynamic;
   unsigned char* ring = dynamic + sizeof(Routes);
   float* sums = (float*)(ring + DownSlots::kRing);

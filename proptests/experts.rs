@@ -267,6 +267,14 @@ fn every_storage_format_is_the_oracles() {
     judge_formats(512, 256);
 }
 
+/// The kernels for whole rows of e2m1, with each number of columns that they take.
+#[test]
+fn whole_rows_of_fp4_are_the_oracles() {
+    for (hidden, width) in [(1024, 64), (128, 1024), (2048, 64), (128, 2048), (4096, 64), (128, 4096)] {
+        judge_formats(hidden, width);
+    }
+}
+
 #[test]
 fn rows_that_end_within_a_step_are_the_oracles() {
     judge_formats(384, 64);

@@ -91,6 +91,11 @@ pub trait Backend: std::fmt::Debug + Send + Sync {
     /// Streaming multiprocessors, for persistent grids.
     fn multiprocessors(&self) -> usize;
 
+    /// Bytes of shared memory that a block may have: at least what every target has.
+    fn block_shared(&self) -> usize {
+        99 << 10
+    }
+
     /// Device memory, aligned to 256 bytes.
     ///
     /// # Errors

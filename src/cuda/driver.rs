@@ -54,6 +54,7 @@ pub struct Gpu {
     pub(super) context: Arc<CudaContext>,
     pub(super) stream: Arc<CudaStream>,
     multiprocessors: usize,
+    block_shared: usize,
     loaded: Mutex<Loaded>,
 }
 
@@ -97,9 +98,13 @@ impl Gpu {
     }
 
     pub(super) fn with_stream(context: Arc<CudaContext>, stream: Arc<CudaStream>) -> Result<Self, CudaError> {
-        let count = sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
-        let count = context.attribute(count).map_err(failed("cuDeviceGetAttribute"))?;
-        let multiprocessors = usize::try_from(count).unwrap_or(1);
+        use sys::CUdevice_attribute_enum::{
+            CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+        };
+        let ask = |what| context.attribute(what).map_err(failed("cuDeviceGetAttribute"));
+        let multiprocessors = usize::try_from(ask(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?).unwrap_or(1);
+        let block_shared = ask(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
+        let block_shared = usize::try_from(block_shared).unwrap_or(0);
         Ok(Self {
             #[cfg(feature = "cust")]
             caller: None,
@@ -107,6 +112,7 @@ impl Gpu {
             context,
             stream,
             multiprocessors,
+            block_shared,
             loaded: Mutex::default(),
         })
     }
@@ -241,6 +247,10 @@ impl Backend for Gpu {
 
     fn multiprocessors(&self) -> usize {
         self.multiprocessors
+    }
+
+    fn block_shared(&self) -> usize {
+        self.block_shared
     }
 
     fn allocate(&self, bytes: usize) -> Result<u64, CudaError> {

@@ -219,7 +219,8 @@ impl Executor {
         displaced: bool,
     ) -> Result<Vec<Launch>, CudaError> {
         let (weights, multiprocessors) = (&self.weights, self.backend.multiprocessors());
-        let bindings = Bindings { graph, buffers, weights, multiprocessors, displaced };
+        let block_shared = self.backend.block_shared();
+        let bindings = Bindings { graph, buffers, weights, multiprocessors, block_shared, displaced };
         let one = |node: &crate::step::Node| {
             let launch = launch(&node.op, &bindings, self.options)?;
             if node.waits { Ok(launch) } else { launch.with(Fault::Unwaited) }

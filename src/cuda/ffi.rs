@@ -351,11 +351,13 @@ pub struct ExpertsUpParams {
     pub width: i32,
     pub limit: f32,
     pub items: i32,
-    pub pad: i32,
+    pub tokens: i32,
+    pub stages: i32,
+    pub ring: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of ExpertsUpParams"][::std::mem::size_of::<ExpertsUpParams>() - 96usize];
+    ["Size of ExpertsUpParams"][::std::mem::size_of::<ExpertsUpParams>() - 104usize];
     ["Alignment of ExpertsUpParams"][::std::mem::align_of::<ExpertsUpParams>() - 8usize];
     [
         "Offset of field: ExpertsUpParams::x",
@@ -394,8 +396,14 @@ const _: () = {
         "Offset of field: ExpertsUpParams::items",
     ][::std::mem::offset_of!(ExpertsUpParams, items) - 88usize];
     [
-        "Offset of field: ExpertsUpParams::pad",
-    ][::std::mem::offset_of!(ExpertsUpParams, pad) - 92usize];
+        "Offset of field: ExpertsUpParams::tokens",
+    ][::std::mem::offset_of!(ExpertsUpParams, tokens) - 92usize];
+    [
+        "Offset of field: ExpertsUpParams::stages",
+    ][::std::mem::offset_of!(ExpertsUpParams, stages) - 96usize];
+    [
+        "Offset of field: ExpertsUpParams::ring",
+    ][::std::mem::offset_of!(ExpertsUpParams, ring) - 100usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -411,10 +419,14 @@ pub struct ExpertsDownParams {
     pub hidden: i32,
     pub width: i32,
     pub items: i32,
+    pub tokens: i32,
+    pub stages: i32,
+    pub ring: i32,
+    pub pad: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of ExpertsDownParams"][::std::mem::size_of::<ExpertsDownParams>() - 88usize];
+    ["Size of ExpertsDownParams"][::std::mem::size_of::<ExpertsDownParams>() - 104usize];
     [
         "Alignment of ExpertsDownParams",
     ][::std::mem::align_of::<ExpertsDownParams>() - 8usize];
@@ -451,6 +463,18 @@ const _: () = {
     [
         "Offset of field: ExpertsDownParams::items",
     ][::std::mem::offset_of!(ExpertsDownParams, items) - 84usize];
+    [
+        "Offset of field: ExpertsDownParams::tokens",
+    ][::std::mem::offset_of!(ExpertsDownParams, tokens) - 88usize];
+    [
+        "Offset of field: ExpertsDownParams::stages",
+    ][::std::mem::offset_of!(ExpertsDownParams, stages) - 92usize];
+    [
+        "Offset of field: ExpertsDownParams::ring",
+    ][::std::mem::offset_of!(ExpertsDownParams, ring) - 96usize];
+    [
+        "Offset of field: ExpertsDownParams::pad",
+    ][::std::mem::offset_of!(ExpertsDownParams, pad) - 100usize];
 };
 pub const kFillF32: FillKind = 0;
 pub const kFillBf16: FillKind = 1;

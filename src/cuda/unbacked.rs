@@ -57,6 +57,10 @@ impl Backend for Unbacked {
         self.gpu.multiprocessors()
     }
 
+    fn block_shared(&self) -> usize {
+        self.gpu.block_shared()
+    }
+
     fn allocate(&self, bytes: usize) -> Result<u64, CudaError> {
         Ok(self.next.fetch_add(bytes.next_multiple_of(256) as u64, Ordering::Relaxed))
     }
