@@ -115,7 +115,7 @@ FL_DEVICE void up_body(const ExpertsUpParams& p, const Item* items, const int16_
 #pragma unroll 1
     for (int step = warp; step < steps; step += kWarps) {
       StepActivations<kFormat> b;
-      b.load(x, step, p.hidden);
+      load_activations(b, x, step, p.hidden);
       copies_wait<UpSlots::kCount - 2>();
       __syncwarp();
       up_fetch<kFormat>(p, items, last, tiles, ahead, UpSlots::at(ring, into));
@@ -190,7 +190,7 @@ FL_DEVICE void down_body(const ExpertsDownParams& p, const Item* items, int num_
 #pragma unroll 1
     for (int step = warp; step < steps; step += kWarps) {
       StepActivations<kFormat> b;
-      b.load(x, step, p.width);
+      load_activations(b, x, step, p.width);
       copies_wait<DownSlots::kCount - 2>();
       __syncwarp();
       down_fetch<kFormat>(p, items, num_items, base, item_ahead, step_ahead, DownSlots::at(ring, into));

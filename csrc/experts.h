@@ -16,8 +16,6 @@ typedef struct {
   float limit;
   int32_t items;  /* of the block's table: a bound for any ids */
   int32_t tokens; /* that one block serves */
-  int32_t stages; /* of the ring of weights, where it is not a constant, and its bytes */
-  int32_t ring;
 } ExpertsUpParams;
 
 typedef struct {
@@ -33,7 +31,5 @@ typedef struct {
   int32_t width;
   int32_t items;  /* of the block's table: a bound for any ids */
   int32_t tokens; /* that one block serves */
-  int32_t stages; /* of the ring of weights, where it is not a constant, and its bytes */
-  int32_t ring;
   int32_t pad;
 } ExpertsDownParams;

@@ -352,12 +352,10 @@ pub struct ExpertsUpParams {
     pub limit: f32,
     pub items: i32,
     pub tokens: i32,
-    pub stages: i32,
-    pub ring: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of ExpertsUpParams"][::std::mem::size_of::<ExpertsUpParams>() - 104usize];
+    ["Size of ExpertsUpParams"][::std::mem::size_of::<ExpertsUpParams>() - 96usize];
     ["Alignment of ExpertsUpParams"][::std::mem::align_of::<ExpertsUpParams>() - 8usize];
     [
         "Offset of field: ExpertsUpParams::x",
@@ -398,12 +396,6 @@ const _: () = {
     [
         "Offset of field: ExpertsUpParams::tokens",
     ][::std::mem::offset_of!(ExpertsUpParams, tokens) - 92usize];
-    [
-        "Offset of field: ExpertsUpParams::stages",
-    ][::std::mem::offset_of!(ExpertsUpParams, stages) - 96usize];
-    [
-        "Offset of field: ExpertsUpParams::ring",
-    ][::std::mem::offset_of!(ExpertsUpParams, ring) - 100usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -420,13 +412,11 @@ pub struct ExpertsDownParams {
     pub width: i32,
     pub items: i32,
     pub tokens: i32,
-    pub stages: i32,
-    pub ring: i32,
     pub pad: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of ExpertsDownParams"][::std::mem::size_of::<ExpertsDownParams>() - 104usize];
+    ["Size of ExpertsDownParams"][::std::mem::size_of::<ExpertsDownParams>() - 96usize];
     [
         "Alignment of ExpertsDownParams",
     ][::std::mem::align_of::<ExpertsDownParams>() - 8usize];
@@ -467,14 +457,8 @@ const _: () = {
         "Offset of field: ExpertsDownParams::tokens",
     ][::std::mem::offset_of!(ExpertsDownParams, tokens) - 88usize];
     [
-        "Offset of field: ExpertsDownParams::stages",
-    ][::std::mem::offset_of!(ExpertsDownParams, stages) - 92usize];
-    [
-        "Offset of field: ExpertsDownParams::ring",
-    ][::std::mem::offset_of!(ExpertsDownParams, ring) - 96usize];
-    [
         "Offset of field: ExpertsDownParams::pad",
-    ][::std::mem::offset_of!(ExpertsDownParams, pad) - 100usize];
+    ][::std::mem::offset_of!(ExpertsDownParams, pad) - 92usize];
 };
 pub const kFillF32: FillKind = 0;
 pub const kFillBf16: FillKind = 1;

@@ -48,62 +48,66 @@ fn check(b: &Bound<'_>, experts: usize, k: usize) -> Result<(), CudaError> {
     b.at_most("experts of a token", k, MAX_CHOSEN)
 }
 
-/// The kernels of `csrc/experts_fp4.cu`: whole rows of e2m1 in a ring of stages, one block a multiprocessor.
+/// The kernels of `csrc/experts_fp4.cu`: K in slices of 256 columns, one block a multiprocessor.
 mod fp4 {
     use super::{DOWN_PAIR, ITEM, ITEM_PAIRS, MatrixFormat, ROUTES, UP_PAIR, Weight, items};
 
-    /// Output columns of a unit of `experts_up_fp4`, output rows of a block of `experts_down_fp4`, threads.
-    pub(super) const UP_COLUMNS: usize = 8;
-    pub(super) const DOWN_ROWS: usize = 32;
     pub(super) const THREADS: u32 = 640;
-    const MAX_STAGES: usize = 4;
-    const PARTIAL: usize = 2 * 16 * 128 * 4;
-    const BARRIERS: usize = 8 * 8;
+    const WARPS: usize = 16;
+    const SLICE: usize = 256;
+    /// Four stages for each warp.
+    const RINGS: usize = 4 * WARPS * 16 * (SLICE / 2 + 32);
+    /// Tables, barriers, pairs of the warps' items, four sets of partial sums, and rings.
+    const FIXED: usize = ROUTES + 8 * 8 + 20 * ITEM_PAIRS * 2 + 4 * WARPS * 16 * 8 * 4 + RINGS;
+    /// In `experts_down` a pair's token besides.
+    const PAIR_TOKEN: usize = 2;
 
-    /// Whether rows of `cols` elements are such that these kernels take them.
-    pub(super) fn takes(weight: &Weight, cols: usize) -> bool {
-        let fp4 = [MatrixFormat::Nvfp4.code(), MatrixFormat::Mxfp4.code()].contains(&weight.format);
-        fp4 && [1024, 2048, 4096].contains(&cols)
-    }
-
-    /// Bytes of a stage of so many rows: their codes and scales, and what keeps rows in banks of their own.
-    fn stage(rows: usize, cols: usize) -> usize {
-        rows * ((cols / 2 + cols / 16).next_multiple_of(128) + 32)
-    }
-
-    /// How a block's shared memory is shared out.
+    /// How a block shares out its warps and its memory.
     pub(super) struct Layout {
-        /// Tokens that a block serves at most.
+        /// Row tiles of 16 that its warps have at once.
+        pub(super) tiles: usize,
+        /// Tokens that it serves at most.
         pub(super) tokens: usize,
-        pub(super) stages: usize,
-        pub(super) ring: usize,
-        /// Bytes of everything, for `rows` tokens.
+        /// Bytes of everything, for the tokens at hand.
         pub(super) shared: usize,
     }
 
-    fn layout(rows: usize, limit: usize, stage: usize, rest: impl Fn(usize) -> usize) -> Option<Layout> {
+    /// Row tiles of a block where rows are `cols` elements, if these kernels take such rows.
+    fn tiles(format: i32, cols: usize) -> Option<usize> {
+        let fp4 = [MatrixFormat::Nvfp4.code(), MatrixFormat::Mxfp4.code()].contains(&format);
+        let slices = cols / SLICE;
+        let whole = cols.is_multiple_of(SLICE) && slices > 0 && WARPS.is_multiple_of(slices);
+        (fp4 && whole).then(|| WARPS / slices)
+    }
+
+    fn layout(tiles: usize, rows: usize, limit: usize, bytes: impl Fn(usize) -> usize) -> Option<Layout> {
         // By what the most tokens need, so that the choice is the same for any number.
-        [256, 64].into_iter().find_map(|tokens| {
-            let stages = (limit.saturating_sub(rest(tokens)) / stage).min(MAX_STAGES);
-            let ring = stages * stage;
-            (stages >= 2).then(|| Layout { tokens, stages, ring, shared: rest(rows.min(tokens)) + ring })
-        })
+        let tokens = [256, 128, 64].into_iter().find(|&tokens| bytes(tokens) <= limit)?;
+        Some(Layout { tiles, tokens, shared: bytes(rows.min(tokens)) })
     }
 
-    /// `None`: a block has too little shared memory.
-    pub(super) fn up(rows: usize, limit: usize, experts: usize, k: usize, hidden: usize) -> Option<Layout> {
-        let tables = ROUTES + BARRIERS + 20 * ITEM_PAIRS * 2;
-        layout(rows, limit, stage(16, hidden), |tokens| {
-            tables + PARTIAL + ITEM * items(tokens * k, experts) + UP_PAIR * tokens * k
-        })
+    /// `None`: another kernel must.
+    pub(super) fn up(
+        weight: &Weight,
+        (rows, limit): (usize, usize),
+        (experts, k): (usize, usize),
+        (hidden, width): (usize, usize),
+    ) -> Option<Layout> {
+        let tiles = tiles(weight.format, hidden).filter(|tiles| width.is_multiple_of(8 * tiles))?;
+        layout(tiles, rows, limit, |tokens| FIXED + ITEM * items(tokens * k, experts) + UP_PAIR * tokens * k)
     }
 
-    /// `None`: a block has too little shared memory.
-    pub(super) fn down(rows: usize, limit: usize, experts: usize, k: usize, width: usize) -> Option<Layout> {
-        layout(rows, limit, stage(DOWN_ROWS, width), |tokens| {
-            let sums = (tokens * (DOWN_ROWS + 1) * 4).next_multiple_of(16);
-            let pairs = ITEM * items(tokens * k, experts) + DOWN_PAIR * tokens * k;
-            ROUTES + BARRIERS + 2 * PARTIAL + sums + pairs
+    /// `None`: another kernel must.
+    pub(super) fn down(
+        weight: &Weight,
+        (rows, limit): (usize, usize),
+        (experts, k): (usize, usize),
+        (hidden, width): (usize, usize),
+    ) -> Option<Layout> {
+        let tiles = tiles(weight.format, width).filter(|tiles| hidden.is_multiple_of(16 * tiles))?;
+        layout(tiles, rows, limit, |tokens| {
+            let sums = (tokens * (16 * tiles + 1) * 4).next_multiple_of(16);
+            FIXED + sums + ITEM * items(tokens * k, experts) + (DOWN_PAIR + PAIR_TOKEN) * tokens * k
         })
     }
 }
@@ -112,9 +116,8 @@ pub(super) fn up(op: &ExpertsUp, b: &Bound<'_>) -> Result<Launch, CudaError> {
     let rows = op.tokens.rows();
     check(b, op.experts, op.k)?;
     let weight = b.matrix("weight", &op.weight, op.experts, 2 * op.width, op.hidden)?;
-    let fast = (fp4::takes(&weight, op.hidden) && op.width.is_multiple_of(fp4::UP_COLUMNS))
-        .then(|| fp4::up(rows, b.all.block_shared, op.experts, op.k, op.hidden))
-        .flatten();
+    let room = (rows, b.all.block_shared);
+    let fast = fp4::up(&weight, room, (op.experts, op.k), (op.hidden, op.width));
     let tokens = fast.as_ref().map_or(UP_TOKENS, |fast| fast.tokens);
     let pairs = rows.min(tokens) * op.k;
     let items = items(pairs, op.experts);
@@ -132,8 +135,6 @@ pub(super) fn up(op: &ExpertsUp, b: &Bound<'_>) -> Result<Launch, CudaError> {
         limit: op.limit,
         items: b.dim("items", items)?,
         tokens: b.dim("tokens of a block", tokens)?,
-        stages: b.dim("stages", fast.as_ref().map_or(0, |fast| fast.stages))?,
-        ring: b.dim("bytes of the ring", fast.as_ref().map_or(0, |fast| fast.ring))?,
     };
     // At least one block, which zeroes what no expert writes.
     let blocks = |resident: usize, columns: usize| {
@@ -144,7 +145,7 @@ pub(super) fn up(op: &ExpertsUp, b: &Bound<'_>) -> Result<Launch, CudaError> {
         ]
     };
     if let Some(fast) = fast {
-        let grid = blocks(1, fp4::UP_COLUMNS);
+        let grid = blocks(1, 8 * fast.tiles);
         return Ok(Launch::new(Kernel::ExpertsUpFp4, grid, fp4::THREADS, fast.shared, &params));
     }
     let shared = UP_TABLES + UP_RING + UP_SUMS + ITEM * items + UP_PAIR * pairs;
@@ -155,9 +156,8 @@ pub(super) fn down(op: &ExpertsDown, b: &Bound<'_>) -> Result<Launch, CudaError>
     let rows = op.tokens.rows();
     check(b, op.experts, op.k)?;
     let weight = b.matrix("weight", &op.weight, op.experts, op.hidden, op.width)?;
-    let fast = (fp4::takes(&weight, op.width) && op.hidden.is_multiple_of(fp4::DOWN_ROWS))
-        .then(|| fp4::down(rows, b.all.block_shared, op.experts, op.k, op.width))
-        .flatten();
+    let room = (rows, b.all.block_shared);
+    let fast = fp4::down(&weight, room, (op.experts, op.k), (op.hidden, op.width));
     let most = fast.as_ref().map_or(DOWN_TOKENS, |fast| fast.tokens);
     let tokens = rows.min(most);
     let items = items(tokens * op.k, op.experts);
@@ -174,17 +174,40 @@ pub(super) fn down(op: &ExpertsDown, b: &Bound<'_>) -> Result<Launch, CudaError>
         width: b.dim("expert width", op.width)?,
         items: b.dim("items", items)?,
         tokens: b.dim("tokens of a block", most)?,
-        stages: b.dim("stages", fast.as_ref().map_or(0, |fast| fast.stages))?,
-        ring: b.dim("bytes of the ring", fast.as_ref().map_or(0, |fast| fast.ring))?,
         pad: 0,
     };
     let groups = rows.div_ceil(most);
     if let Some(fast) = fast {
-        let grid = [op.hidden / fp4::DOWN_ROWS, groups, 1];
+        let grid = [op.hidden / (16 * fast.tiles), groups, 1];
         return Ok(Launch::new(Kernel::ExpertsDownFp4, grid, fp4::THREADS, fast.shared, &params));
     }
     let grid = [op.hidden.div_ceil(DOWN_COLUMNS), groups, 1];
     let sums = WARPS * tokens * DOWN_COLUMNS * 4;
     let shared = ROUTES + DOWN_RING + sums + ITEM * items + DOWN_PAIR * tokens * op.k;
     Ok(Launch::new(Kernel::ExpertsDown, grid, 256, shared, &params))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{MatrixFormat, Weight, fp4};
+
+    /// The numbers of Flash: the kernel and what its results could depend on are the same for any number of rows, and fit.
+    #[test]
+    fn rows_do_not_choose_the_kernel() {
+        let null = std::ptr::null();
+        let format = MatrixFormat::Nvfp4.code();
+        let weight = Weight { codes: null, scales: null, global: null.cast(), format, pad: 0 };
+        for (limit, fits) in [(227 << 10, true), (99 << 10, false)] {
+            let chosen = |rows| {
+                [fp4::up, fp4::down].map(|of| {
+                    of(&weight, (rows, limit), (256, 6), (4096, 2048)).map(|layout| {
+                        assert!(layout.shared <= limit, "{} bytes", layout.shared);
+                        (layout.tiles, layout.tokens)
+                    })
+                })
+            };
+            assert_eq!(chosen(1).map(|layout| layout.is_some()), [fits; 2], "{limit} bytes");
+            assert!((2..1000).all(|rows| chosen(rows) == chosen(1)), "{limit} bytes");
+        }
+    }
 }
