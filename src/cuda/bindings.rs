@@ -16,7 +16,7 @@ pub struct Bindings<'a> {
     pub weights: &'a DeviceWeights,
     pub multiprocessors: usize,
     /// Bytes of shared memory that a block may have.
-    pub block_shared: usize,
+    pub shared_memory: usize,
     /// Every address moved by its buffer's [`displacement`](super::displacement): for a capture that is read, never run.
     pub displaced: bool,
 }

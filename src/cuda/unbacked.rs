@@ -57,8 +57,8 @@ impl Backend for Unbacked {
         self.gpu.multiprocessors()
     }
 
-    fn block_shared(&self) -> usize {
-        self.gpu.block_shared()
+    fn shared_memory(&self) -> usize {
+        self.gpu.shared_memory()
     }
 
     fn allocate(&self, bytes: usize) -> Result<u64, CudaError> {

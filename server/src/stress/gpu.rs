@@ -10,16 +10,20 @@ use clap::Args;
 use flashlane::engine::{RowLog, Steps};
 use serde::Serialize;
 
-use super::{Report, StressArgs, alone, compare, on_gpu, runtime, sessions, sized};
+use super::{Report, StressArgs, alone, compare, on_gpu, runtime, sessions, side_by_side, sized};
 use crate::cli::{Device, ModelArgs, OnOff, Schedule};
 use crate::engine::{self, Loaded};
-use crate::sessions::{Local, Model};
+use crate::sessions::{Local, Model, Script, Session};
 
 #[derive(Args, Clone, Debug)]
 pub struct GpuArgs {
     /// On a GPU: the sessions captured and eager, serial and forked, with and without --pdl, each against the same reference
     #[arg(long, conflicts_with_all = ["url", "mutant", "unsafe_run_mutant", "order"])]
     pub matrix: bool,
+    /// With --matrix: ways that run at the same time, each in an engine of its own; with one at a time the report has the GPU's
+    /// idle time between steps
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "matrix", value_parser = clap::value_parser!(u8).range(1..=8))]
+    pub ways_at_once: u8,
     /// On a GPU (--device cuda:N): keeps streams busy for so many microseconds, before the node that a mutant lets others
     /// overtake, or without a mutant before nodes drawn from --order-seed
     #[arg(long, value_name = "MICROSECONDS", value_parser = clap::value_parser!(u32).range(1..=100_000))]
@@ -97,7 +101,7 @@ pub struct Idle {
 
 /// An engine, and what to ask for its GPU's idle time.
 #[cfg(feature = "cuda")]
-fn timed(model: &ModelArgs) -> Result<(Loaded, impl FnOnce() -> Option<Idle>)> {
+fn timed(model: &ModelArgs) -> Result<(Loaded, impl FnOnce() -> Option<Idle> + use<>)> {
     let log = flashlane::engine::IdleLog::default();
     let loaded = engine::build_timed(model, log.clone())?;
     let idle = move || {
@@ -109,7 +113,7 @@ fn timed(model: &ModelArgs) -> Result<(Loaded, impl FnOnce() -> Option<Idle>)> {
 }
 
 #[cfg(not(feature = "cuda"))]
-fn timed(model: &ModelArgs) -> Result<(Loaded, impl FnOnce() -> Option<Idle>)> {
+fn timed(model: &ModelArgs) -> Result<(Loaded, impl FnOnce() -> Option<Idle> + use<>)> {
     Ok((engine::build(model)?, || None))
 }
 
@@ -121,29 +125,11 @@ pub(super) fn matrix(args: &StressArgs) -> Result<ExitCode> {
         "--matrix compares ways to run on a GPU: give --device cuda:N, and build with --features cuda"
     );
     let scripts = args.scripts(args.sessions)?;
-    let runtime = runtime()?;
-    let reference = alone(args, &scripts, &runtime)?;
+    let reference = alone(args, &scripts)?;
+    let ways: Vec<StressArgs> = (0..8).map(|bits| way(args, bits)).collect();
     let mut reports = Vec::new();
-    for bits in 0..8 {
-        let on = |bit: u8| if bits & bit > 0 { OnOff::On } else { OnOff::Off };
-        let schedule = if bits & 2 > 0 { Schedule::Forked } else { Schedule::Serial };
-        let model = ModelArgs { graph: on(1), schedule, pdl: on(4), ..args.model.clone() };
-        let args = StressArgs { model, ..args.clone() };
-        let model = sized(&args, &scripts, args.concurrency);
-        let (loaded, idle) = timed(&model)?;
-        let started = Instant::now();
-        let company = runtime.block_on(sessions(
-            &Model::Local(Local::new(&loaded)),
-            &scripts,
-            args.limits(),
-            "together",
-        ));
-        let wall = started.elapsed();
-        let comparison = compare(&scripts, &company, &reference, &RowLog::default());
-        drop(loaded);
-        let mut report = Report::new(&args, &scripts, company, Some((comparison, Steps::default())), wall);
-        report.gpu_idle = idle();
-        reports.push(report);
+    for some in ways.chunks(args.gpu.ways_at_once.into()) {
+        reports.extend(side_by_side(some, |way| matrix_row(way, &scripts, &reference))?);
     }
     print(args, &reports)?;
     let failed = reports.iter().filter(|r| r.failure().is_some()).count();
@@ -151,6 +137,28 @@ pub(super) fn matrix(args: &StressArgs) -> Result<ExitCode> {
         bail!("{failed} of {} ways to run gave other tokens than the reference", reports.len());
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// One of the 8 ways to run a step.
+fn way(args: &StressArgs, bits: u8) -> StressArgs {
+    let on = |bit: u8| if bits & bit > 0 { OnOff::On } else { OnOff::Off };
+    let schedule = if bits & 2 > 0 { Schedule::Forked } else { Schedule::Serial };
+    let model = ModelArgs { graph: on(1), schedule, pdl: on(4), ..args.model.clone() };
+    StressArgs { model, ..args.clone() }
+}
+
+fn matrix_row(args: &StressArgs, scripts: &[Script], reference: &[Session]) -> Result<Report> {
+    let (loaded, idle) = timed(&sized(args, scripts, args.concurrency))?;
+    let started = Instant::now();
+    let model = Model::Local(Local::new(&loaded));
+    let company = runtime()?.block_on(sessions(&model, scripts, args.limits(), "together"));
+    let wall = started.elapsed();
+    let comparison = compare(scripts, &company, reference, &RowLog::default());
+    drop(loaded);
+    let mut report = Report::new(args, scripts, company, Some((comparison, Steps::default())), wall);
+    // Beside other engines the GPU's idle time would be theirs too.
+    report.gpu_idle = idle().filter(|_| args.gpu.ways_at_once == 1);
+    Ok(report)
 }
 
 fn print(args: &StressArgs, reports: &[Report]) -> Result<()> {

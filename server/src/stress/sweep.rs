@@ -157,7 +157,7 @@ impl<'a> Format<'a> {
         let known = self.scripts.len();
         if known < count {
             let mut scripts = self.args.scripts(count)?.split_off(known);
-            self.alone.extend(alone(&self.args, &scripts, self.runtime)?);
+            self.alone.extend(alone(&self.args, &scripts)?);
             self.scripts.append(&mut scripts);
         }
         Ok(())

@@ -116,7 +116,7 @@ pub(super) fn up(op: &ExpertsUp, b: &Bound<'_>) -> Result<Launch, CudaError> {
     let rows = op.tokens.rows();
     check(b, op.experts, op.k)?;
     let weight = b.matrix("weight", &op.weight, op.experts, 2 * op.width, op.hidden)?;
-    let room = (rows, b.all.block_shared);
+    let room = (rows, b.all.shared_memory);
     let fast = fp4::up(&weight, room, (op.experts, op.k), (op.hidden, op.width));
     let tokens = fast.as_ref().map_or(UP_TOKENS, |fast| fast.tokens);
     let pairs = rows.min(tokens) * op.k;
@@ -156,7 +156,7 @@ pub(super) fn down(op: &ExpertsDown, b: &Bound<'_>) -> Result<Launch, CudaError>
     let rows = op.tokens.rows();
     check(b, op.experts, op.k)?;
     let weight = b.matrix("weight", &op.weight, op.experts, op.hidden, op.width)?;
-    let room = (rows, b.all.block_shared);
+    let room = (rows, b.all.shared_memory);
     let fast = fp4::down(&weight, room, (op.experts, op.k), (op.hidden, op.width));
     let most = fast.as_ref().map_or(DOWN_TOKENS, |fast| fast.tokens);
     let tokens = rows.min(most);
