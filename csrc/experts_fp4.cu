@@ -70,9 +70,9 @@ FL_DEVICE void up_multiply(const ExpertsUpParams& p, const Item* items, const in
                            UpUnits at, Fp4Shared& s, unsigned char* rings) {
   int slices = p.hidden / kSliceCols, tiles = kSliceWarps / slices, warp = warp_idx(), slice = warp % slices;
   int lane = lane_idx(), g = lane / 4, column = slice * kSliceCols + lane % 4 * 16, held = -1;
-  SliceSource<kFormat> first(p.weight, warp / slices * 8, p.width + warp / slices * 8, p.hidden, slice);
   auto source = [&](const UpUnits& u) {
-    return first.at((uint32_t)(items[u.item].expert * 2 * p.width + u.within * tiles * 8));
+    int64_t row = (int64_t)items[u.item].expert * 2 * p.width + (u.within * tiles + warp / slices) * 8;
+    return SliceSource<kFormat>(p.weight, row, row + p.width, p.hidden, slice);
   };
   UpUnits ahead = at;
   SliceSource<kFormat> from = source(ahead);

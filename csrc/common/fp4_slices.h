@@ -121,21 +121,6 @@ struct SliceScales {
   }
 };
 
-// Sixteen codes of a row to pairs of bf16.
-template <int kFormat>
-FL_DEVICE void expand_codes(uint2 codes, uint32_t scale, uint32_t (&pairs)[8]) {
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    uint32_t four[4];
-    unpack_e2m1_arranged(i == 0 ? codes.x : codes.y, four);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      if (kFormat == kWeightMxfp4) four[j] = mul_bf16x2(four[j], kE2m1Bias);
-      pairs[4 * i + j] = mul_bf16x2(four[j], scale);
-    }
-  }
-}
-
 // A warp: acc = its slice of 16 rows x activations. After step s `used(s)` may load other activations.
 template <int kFormat, class Used>
 FL_DEVICE void multiply_slice(float (&acc)[4], const unsigned char* stage, uint32_t (&x)[kSliceSteps][8], Used used) {
@@ -150,7 +135,7 @@ FL_DEVICE void multiply_slice(float (&acc)[4], const unsigned char* stage, uint3
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       uint2 row = *(const uint2*)(codes + i * 8 * kSlicePitch + s * (kSliceStepCols / 2));
-      expand_codes<kFormat>(row, scale[i], left[i]);
+      expand_codes<kFormat>(row.x, row.y, scale[i], left[i]);
     }
 #pragma unroll
     for (int k = 0; k < 8; k += 2) {
