@@ -1,25 +1,28 @@
 //! The decode step of DeepSeek-V4-Flash on a GPU, at the real sizes, with random weights that no file holds: every way to run
 //! it gives the same bytes, and each is timed. As many layers as memory has room for.
 //!
-//! `cargo run --release -p flashlane --features cuda --example flash_step -- --layers 34 1x8192 8x8192 64x8192 1x131072`
-//! prints JSON: for each batch x context and each way to run, microseconds of a step and the bytes that it cannot avoid.
+//! `cargo run --release -p flashlane --features cuda --example flash_step -- --layers 34 1x8192 8x8192 64x8192 1x131072 prefill:8192`
+//! prints JSON: for each batch x context, and each block of 256 prompt tokens that ends at a context, in each way to run,
+//! microseconds of a step and, of decode, the bytes that it cannot avoid; and where the time goes, by operation.
+//! `--config models/tiny/config.json` takes the sizes of another model.
 
+use std::collections::BTreeMap;
 use std::error::Error;
+use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
-use flashlane::checkpoint::presets;
+use flashlane::checkpoint::{ModelConfig, presets};
 use flashlane::cuda::{Backend, DeviceResident, DeviceStep, DeviceWeights, Executor, Gpu, Options, RunMode};
 use flashlane::format::index_row::IndexFormat;
 use flashlane::format::kv_row::KvFormat;
 use flashlane::model::{
     CacheLayout, CacheSize, ModelStep, ModelWeights, Registry, Source, StepShape, build_step,
 };
-use flashlane::ops::{BLOCK_TOKENS, Dtype, PAGE_ROWS};
+use flashlane::ops::{BLOCK_TOKENS, Dtype, Op, PAGE_ROWS, WINDOW};
 use flashlane::step::{Memory, Numerics, Plan, PoolSpec, Random};
 use serde_json::{Value as Json, json};
 
-const WINDOW_PAGES: usize = 3;
 /// Different pages that a pool is tiled with.
 const PATTERN: usize = 16;
 const REPEATS: usize = 30;
@@ -31,45 +34,95 @@ struct Model {
     registry: Registry,
     numerics: Numerics,
     executor: Executor,
+    vocab: usize,
 }
 
 fn main() -> Result<()> {
-    let mut layers = 34;
+    let mut config = presets::flash();
+    let mut layers = None;
     let mut cases = Vec::new();
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
-        if arg == "--layers" {
-            layers = args.next().ok_or("--layers needs a number")?.parse()?;
-        } else {
-            let (batch, context) =
-                arg.split_once('x').ok_or_else(|| format!("expected BATCHxCONTEXT, found {arg:?}"))?;
-            cases.push((batch.parse::<usize>()?, context.parse::<usize>()?));
+        match arg.as_str() {
+            "--layers" => layers = Some(args.next().ok_or("--layers needs a number")?.parse()?),
+            "--config" => {
+                let path = args.next().ok_or("--config needs a file")?;
+                config = ModelConfig::from_json(&std::fs::read(path)?)?.0;
+            }
+            case => cases.push(Case::parse(case)?),
         }
     }
-    let longest = cases.iter().map(|c| c.1).max().ok_or("give at least one BATCHxCONTEXT")?;
+    let longest = cases.iter().map(|c| c.context).max().ok_or("give at least one BATCHxCONTEXT")?;
+    if let Some(layers) = layers {
+        config.num_hidden_layers = layers;
+        config.compress_ratios.truncate(layers);
+    }
     let gpu = Gpu::open(0)?;
     let name = gpu.device_name()?;
-    let model = Model::new(Arc::new(gpu), layers, longest)?;
-    let mut found = Vec::new();
-    for (batch, context) in cases {
-        found.extend(model.case(batch, context)?);
+    let layers = config.num_hidden_layers;
+    let model = Model::new(Arc::new(gpu), &config, longest)?;
+    let (mut steps, mut ops) = (Vec::new(), Vec::new());
+    for case in cases {
+        let (found, profile) = model.case(case)?;
+        steps.extend(found);
+        ops.push(profile);
     }
     let index_k = format!("{:?}", model.numerics.index).to_lowercase();
-    println!("{:#}", json!({ "device": name, "layers": layers, "index_k": index_k, "steps": found }));
+    println!(
+        "{:#}",
+        json!({ "device": name, "layers": layers, "index_k": index_k, "steps": steps, "ops": ops })
+    );
     Ok(())
 }
 
+/// What a step is for.
+#[derive(Clone, Copy)]
+struct Case {
+    requests: usize,
+    per_request: usize,
+    context: usize,
+}
+
+impl Case {
+    fn parse(text: &str) -> Result<Self> {
+        if let Some(context) = text.strip_prefix("prefill:") {
+            let context: usize = context.parse()?;
+            return Ok(Self {
+                requests: 1,
+                per_request: BLOCK_TOKENS,
+                context: context.next_multiple_of(BLOCK_TOKENS),
+            });
+        }
+        let (batch, context) = text
+            .split_once('x')
+            .ok_or_else(|| format!("expected BATCHxCONTEXT or prefill:CONTEXT, found {text:?}"))?;
+        Ok(Self { requests: batch.parse()?, per_request: 1, context: context.parse()? })
+    }
+
+    /// Pages of the sliding window that a request reads and writes.
+    fn window_pages(self) -> usize {
+        (WINDOW + self.per_request).div_ceil(PAGE_ROWS) + 1
+    }
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.per_request {
+            1 => write!(f, "{} x {}", self.requests, self.context),
+            _ => write!(f, "prefill {}", self.context),
+        }
+    }
+}
+
 impl Model {
-    fn new(backend: Arc<dyn Backend>, layers: usize, positions: usize) -> Result<Self> {
-        let mut config = presets::flash();
-        config.num_hidden_layers = layers;
-        config.compress_ratios.truncate(layers);
-        let (weights, registry) = ModelWeights::new(&config, positions.next_multiple_of(BLOCK_TOKENS));
+    fn new(backend: Arc<dyn Backend>, config: &ModelConfig, positions: usize) -> Result<Self> {
+        let (weights, registry) = ModelWeights::new(config, positions.next_multiple_of(BLOCK_TOKENS));
         let started = Instant::now();
         let made = DeviceWeights::random(&backend, &registry, &weights.stacks(), 1)?;
         let bytes: usize = registry.entries.iter().map(|e| e.weight.bytes).sum();
         eprintln!(
-            "{layers} layers, {:.1} GB of weights in {:.1} s",
+            "{} layers, {:.1} GB of weights in {:.1} s",
+            config.num_hidden_layers,
             bytes as f64 / 1e9,
             started.elapsed().as_secs_f32()
         );
@@ -79,20 +132,23 @@ impl Model {
             weights,
             registry,
             numerics,
+            vocab: config.vocab_size,
             executor: Executor { backend, weights: made, options: Options::default() },
         })
     }
 
-    fn case(&self, batch: usize, context: usize) -> Result<Vec<Json>> {
+    fn case(&self, case: Case) -> Result<(Vec<Json>, Json)> {
+        let Case { requests: batch, per_request, context } = case;
         let blocks = context.div_ceil(BLOCK_TOKENS);
-        let size =
-            CacheSize { window_pages: batch * WINDOW_PAGES + 1, blocks: batch * blocks + 1, slots: batch };
+        let window_pages = batch * case.window_pages() + 1;
+        let size = CacheSize { window_pages, blocks: batch * blocks + 1, slots: batch };
         let layout = CacheLayout::new(&self.weights, self.numerics, size);
-        let shape = StepShape::decode(batch, blocks * BLOCK_TOKENS);
+        let shape =
+            StepShape { requests: batch, per_request, samples: batch, max_positions: blocks * BLOCK_TOKENS };
         let step = build_step(&self.weights, &layout, self.numerics, shape)?;
         let plan = Plan::shared(&step.graph);
         let mut memory = Memory::new(&step.graph, &plan);
-        fill(&step, &mut memory, batch, context);
+        fill(&step, &mut memory, case, self.vocab);
         let backend = &self.executor.backend;
         let resident = DeviceResident::zeroed(backend, &layout)?;
         for pool in layout.pools() {
@@ -113,22 +169,35 @@ impl Model {
             }
             backend.synchronize()?;
             let us = begun.elapsed().as_secs_f64() * 1e6 / REPEATS as f64;
-            let bytes = self.bytes(&step, &memory, batch, context);
+            let bytes = (per_request == 1).then(|| self.bytes(&step, &memory, batch, context));
+            let rate = bytes.map_or_else(String::new, |b| format!(", {:.2} TB/s", b as f64 / us / 1e6));
             eprintln!(
-                "{batch} x {context} captured {captured} forked {forked} pdl {programmatic}: {us:.0} us, {:.2} TB/s, same bytes: {same}",
-                bytes as f64 / us / 1e6
+                "{case}: captured {captured} forked {forked} pdl {programmatic}: {us:.0} us{rate}, same bytes: {same}"
             );
             rows.push(json!({
-                "batch": batch, "context": context, "captured": captured, "forked": forked, "pdl": programmatic,
+                "batch": batch, "per_request": per_request, "context": context, "captured": captured, "forked": forked, "pdl": programmatic,
                 "us": (us * 10.0).round() / 10.0, "bytes": bytes, "same_outputs": same,
                 "nodes": step.graph.nodes.len(), "arena_bytes": plan.arena_bytes,
                 "fingerprint": ready.certificate.map(|c| format!("{:016x}", c.fingerprint)),
             }));
             if !same {
-                return Err(format!("{batch} x {context}: {mode:?} gives other outputs").into());
+                return Err(format!("{case}: {mode:?} gives other outputs").into());
             }
         }
-        Ok(rows)
+        let times = self.executor.profile(&step.graph, &plan, (&device, &resident))?;
+        let mut ops = BTreeMap::<String, (usize, f32)>::new();
+        for (node, us) in step.graph.nodes.iter().zip(times) {
+            let op = ops.entry(label(&node.op)).or_default();
+            *op = (op.0 + 1, op.1 + us);
+        }
+        let mut profile: Vec<_> = ops.into_iter().collect();
+        profile.sort_by(|a, b| b.1.1.total_cmp(&a.1.1));
+        for (op, (nodes, us)) in &profile {
+            eprintln!("  {op:<34} {nodes:>4} nodes {us:>9.1} us");
+        }
+        let row = |(op, (nodes, us)): (String, (usize, f32))| json!({ "op": op, "nodes": nodes, "us": us });
+        let profile: Vec<Json> = profile.into_iter().map(row).collect();
+        Ok((rows, json!({ "batch": batch, "per_request": per_request, "context": context, "ops": profile })))
     }
 
     /// Rows that mean nothing, in a valid encoding.
@@ -204,37 +273,50 @@ const MODES: [(bool, bool, bool); 6] = [
     (true, true, true),
 ];
 
-/// Every request decodes the last token of its context, on pages of its own in a shuffled order.
-fn fill(step: &ModelStep, memory: &mut Memory, batch: usize, context: usize) {
-    let (io, position) = (&step.io, context - 1);
+/// An operation's name, and of a linear what it multiplies.
+fn label(op: &Op) -> String {
+    let Op::Linear(linear) = op else { return op.name().to_owned() };
+    let groups = if linear.groups > 1 { format!("{} x ", linear.groups) } else { String::new() };
+    let [into, from] = [linear.weight_rows, linear.cols_in].map(|n| n / linear.groups);
+    format!("linear {groups}{from} -> {into}")
+}
+
+/// Every request's last tokens up to its context, on pages of its own in a shuffled order.
+fn fill(step: &ModelStep, memory: &mut Memory, case: Case, vocab: usize) {
+    let (io, Case { requests, per_request, context }) = (&step.io, case);
     let mut random = Random::new(7);
-    let mut blocks: Vec<i32> = (1..=i32::try_from(batch * io.block_width).unwrap_or(i32::MAX)).collect();
+    let int = |n: usize| i32::try_from(n).unwrap_or(i32::MAX);
+    let mut blocks: Vec<i32> = (1..=int(requests * io.block_width)).collect();
     for i in (1..blocks.len()).rev() {
         blocks.swap(i, random.below(i + 1));
     }
-    let int = |n: usize| i32::try_from(n).unwrap_or(i32::MAX);
-    for r in 0..batch {
+    for r in 0..requests {
         let pages = &blocks[r * io.block_width..][..io.block_width];
         memory.host_mut::<i32>(&io.block_table)[r * io.block_width..][..io.block_width]
             .copy_from_slice(pages);
         let table = &mut memory.host_mut::<i32>(&io.window_table)[r * io.window_width..][..io.window_width];
-        let last = position / PAGE_ROWS;
-        for back in 0..WINDOW_PAGES.min(last + 1) {
-            table[last - back] = int(1 + r * WINDOW_PAGES + back);
+        let last = (context - 1) / PAGE_ROWS;
+        for back in 0..case.window_pages().min(last + 1) {
+            table[last - back] = int(1 + r * case.window_pages() + back);
         }
-        let window = i64::from(table[last]) * PAGE_ROWS as i64 + (position % PAGE_ROWS) as i64;
-        memory.host_mut::<i64>(&io.window_slot)[r] = window;
-        for (value, ratio) in [(&io.c4_slot, 4), (&io.c128_slot, 128)] {
-            let ends = (position + 1).is_multiple_of(ratio);
-            let page = i64::from(pages[position / BLOCK_TOKENS]) * (BLOCK_TOKENS / ratio) as i64;
-            let slot = page + (position % BLOCK_TOKENS / ratio) as i64;
-            memory.host_mut::<i64>(value)[r] = if ends { slot } else { -1 };
+        let table = table.to_vec();
+        for t in 0..per_request {
+            let (row, position) = (r * per_request + t, context - per_request + t);
+            let page = i64::from(table[position / PAGE_ROWS]);
+            memory.host_mut::<i64>(&io.window_slot)[row] =
+                page * PAGE_ROWS as i64 + (position % PAGE_ROWS) as i64;
+            for (value, ratio) in [(&io.c4_slot, 4), (&io.c128_slot, 128)] {
+                let ends = (position + 1).is_multiple_of(ratio);
+                let page = i64::from(pages[position / BLOCK_TOKENS]) * (BLOCK_TOKENS / ratio) as i64;
+                let slot = page + (position % BLOCK_TOKENS / ratio) as i64;
+                memory.host_mut::<i64>(value)[row] = if ends { slot } else { -1 };
+            }
+            memory.host_mut::<i32>(&io.token)[row] = int(random.below(vocab));
+            memory.host_mut::<i32>(&io.position)[row] = int(position);
         }
-        memory.host_mut::<i32>(&io.token)[r] = int(random.below(100_000));
-        memory.host_mut::<i32>(&io.position)[r] = int(position);
         memory.host_mut::<i32>(&io.state_slot)[r] = int(r);
-        memory.host_mut::<i32>(&io.sample_rows)[r] = int(r);
-        memory.host_mut::<i32>(&io.sample_position)[r] = int(position + 1);
+        memory.host_mut::<i32>(&io.sample_rows)[r] = int((r + 1) * per_request - 1);
+        memory.host_mut::<i32>(&io.sample_position)[r] = int(context);
         memory.host_mut::<f32>(&io.top_p)[r] = 1.0;
     }
 }

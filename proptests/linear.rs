@@ -7,14 +7,14 @@ use proptest::prelude::*;
 use crate::support::{Case, Draw, Dtype, EPS, Stored, Value, config, eps_of};
 
 #[derive(Clone, Debug)]
-struct Shape {
-    rows: usize,
-    depth: usize,
-    per_group: usize,
-    groups: usize,
-    limit: Option<f32>,
-    dtype: Dtype,
-    f32_out: bool,
+pub(crate) struct Shape {
+    pub(crate) rows: usize,
+    pub(crate) depth: usize,
+    pub(crate) per_group: usize,
+    pub(crate) groups: usize,
+    pub(crate) limit: Option<f32>,
+    pub(crate) dtype: Dtype,
+    pub(crate) f32_out: bool,
 }
 
 fn shapes() -> impl Strategy<Value = Shape> {
@@ -32,12 +32,12 @@ fn shapes() -> impl Strategy<Value = Shape> {
     )
 }
 
-struct Built {
-    case: Case,
+pub(crate) struct Built {
+    pub(crate) case: Case,
     out: Value,
 }
 
-fn build(shape: &Shape, x: &[f32], weight: &[f32]) -> Built {
+pub(crate) fn build(shape: &Shape, x: &[f32], weight: &[f32]) -> Built {
     let mut case = Case::new();
     let weight_rows = shape.per_group * shape.groups;
     let epilogue = shape.limit.map_or(Epilogue::None, |limit| Epilogue::SwiGlu { limit });
@@ -54,7 +54,7 @@ fn build(shape: &Shape, x: &[f32], weight: &[f32]) -> Built {
     Built { case, out }
 }
 
-fn inputs(shape: &Shape, seed: u64) -> (Vec<f32>, Vec<f32>) {
+pub(crate) fn inputs(shape: &Shape, seed: u64) -> (Vec<f32>, Vec<f32>) {
     let mut draw = Draw::new(seed);
     let scale = (1.0 / shape.depth as f32).sqrt();
     (
@@ -132,7 +132,7 @@ fn swiglu_clamps_the_gate_from_above_and_the_up_on_both_sides() {
 }
 
 /// `values` in the formats of checkpoints, in rows of `depth`.
-fn formats(values: &[f32], depth: usize) -> [Stored; 3] {
+pub(crate) fn formats(values: &[f32], depth: usize) -> [Stored; 3] {
     let (codes, scales) = fp8_block::quantize(values, depth).unwrap();
     let fp8 = Stored::Fp8 { codes, scales };
     let (codes, scales) = mxfp4::quantize(values).unwrap();

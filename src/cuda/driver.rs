@@ -12,7 +12,7 @@ use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, result, sy
 
 use super::kernels::fatbin;
 use super::staging::{Pinned, Recorded};
-use super::{Backend, Capture, CudaError, Fence, Launch, Script, Staging};
+use super::{Backend, Capture, CudaError, Fence, Launch, Script, Staging, usage};
 
 /// Dynamic shared memory that needs no permission.
 const PLAIN_SHARED: u32 = 48 << 10;
@@ -255,10 +255,13 @@ impl Backend for Gpu {
     fn allocate(&self, bytes: usize) -> Result<u64, CudaError> {
         self.bind()?;
         // SAFETY: the context is current.
-        unsafe { result::malloc_sync(bytes) }.map_err(failed("cuMemAlloc"))
+        let address = unsafe { result::malloc_sync(bytes) }.map_err(failed("cuMemAlloc"))?;
+        usage::took(bytes);
+        Ok(address)
     }
 
-    unsafe fn free(&self, address: u64, _: usize) {
+    unsafe fn free(&self, address: u64, bytes: usize) {
+        usage::gave(bytes);
         // An error here has nobody to go to; the next call on the context reports it.
         if self.bind().is_ok() {
             // SAFETY: the caller's: an allocation, freed once; the driver waits for work that uses it.
@@ -328,43 +331,6 @@ impl Backend for Gpu {
     unsafe fn capture(self: Arc<Self>, script: Script) -> Result<Box<dyn Capture>, CudaError> {
         // SAFETY: the caller's.
         unsafe { self.capture_script(script) }
-    }
-
-    unsafe fn replay(
-        &self,
-        before: &[Launch],
-        launches: &[Launch],
-        repeats: usize,
-    ) -> Result<Vec<f32>, CudaError> {
-        let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // Once outside capture: modules load and errors show here.
-        for launch in before.iter().chain(launches) {
-            // SAFETY: the caller's.
-            unsafe { self.launch(launch)? };
-        }
-        self.synchronize()?;
-        self.stream.begin_capture(mode).map_err(failed("cuStreamBeginCapture"))?;
-        for launch in launches {
-            // SAFETY: the caller's.
-            unsafe { self.launch(launch)? };
-        }
-        let flags = sys::CUgraphInstantiate_flags_enum::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
-        let graph = self.stream.end_capture(flags).map_err(failed("cuStreamEndCapture"))?;
-        let graph = graph.ok_or(CudaError::Unsupported { op: "replay", what: "a step with no launches" })?;
-        let timed = Some(sys::CUevent_flags_enum::CU_EVENT_DEFAULT);
-        let mut all = Vec::with_capacity(repeats);
-        for _ in 0..repeats {
-            for launch in before {
-                // SAFETY: the caller's.
-                unsafe { self.launch(launch)? };
-            }
-            let start = self.stream.record_event(timed).map_err(failed("cuEventRecord"))?;
-            graph.launch().map_err(failed("cuGraphLaunch"))?;
-            let end = self.stream.record_event(timed).map_err(failed("cuEventRecord"))?;
-            self.synchronize()?;
-            all.push(1000.0 * start.elapsed_ms(&end).map_err(failed("cuEventElapsedTime"))?);
-        }
-        Ok(all)
     }
 
     fn synchronize(&self) -> Result<(), CudaError> {

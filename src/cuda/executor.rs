@@ -1,153 +1,15 @@
-//! Steps on a device: their memory beside the host's, and their nodes launched eagerly or as a captured graph, on one stream
-//! or with each lane on its own.
+//! Steps on a device: their nodes launched eagerly or as a captured graph, on one stream or with each lane on its own.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::{
-    Backend, Bindings, Capture, Certificate, CudaError, DeviceBuffer, DeviceWeights, Evidence, Fault, Launch,
-    Options, Place, Replay, Route, Script, Uncertified, launch,
+    Backend, Bindings, Capture, Certificate, CudaError, DeviceBuffer, DeviceResident, DeviceStep,
+    DeviceWeights, Evidence, Fault, Fence, Launch, Options, Place, Replay, Route, Script, Uncertified,
+    delay::delay_launch, launch,
 };
-use crate::instrument::Store;
-use crate::model::CacheLayout;
-use crate::ops::{BufferId, Value};
-use crate::step::{
-    Bytes, Class, Edge, Graph, HostIo, HostPlace, Memory, NodeId, Plan, PoolId, Program, Resident,
-    programmatic, prove, serial,
-};
-
-/// Pools and states on the device.
-#[derive(Debug)]
-pub struct DeviceResident {
-    pools: Vec<DeviceBuffer>,
-    states: Vec<DeviceBuffer>,
-}
-
-impl DeviceResident {
-    /// Empty caches of a layout.
-    ///
-    /// # Errors
-    /// [`CudaError::Driver`].
-    pub fn zeroed(backend: &Arc<dyn Backend>, layout: &CacheLayout) -> Result<Self, CudaError> {
-        let pools = layout.pools().map(|p| DeviceBuffer::zeroed(backend, p.pages * p.page_bytes));
-        let states = layout.states().map(|s| DeviceBuffer::zeroed(backend, s.slots * s.len * 4));
-        Ok(Self { pools: pools.collect::<Result<_, _>>()?, states: states.collect::<Result<_, _>>()? })
-    }
-
-    #[must_use]
-    pub fn pool(&self, id: PoolId) -> Option<&DeviceBuffer> {
-        self.pools.get(id.0 as usize)
-    }
-
-    /// The memory of a pool or state.
-    pub(crate) fn store(&self, store: Store) -> Option<&DeviceBuffer> {
-        match store {
-            Store::Pool(id) => self.pools.get(id.0 as usize),
-            Store::State(id) => self.states.get(id.0 as usize),
-        }
-    }
-
-    /// A copy of the host's.
-    ///
-    /// # Errors
-    /// [`CudaError::Driver`].
-    pub fn upload(backend: &Arc<dyn Backend>, host: &Resident) -> Result<Self, CudaError> {
-        let copy = |all: &[Bytes]| -> Result<Vec<DeviceBuffer>, CudaError> {
-            all.iter().map(|b| DeviceBuffer::from_bytes(backend, b)).collect()
-        };
-        Ok(Self { pools: copy(&host.pools)?, states: copy(&host.states)? })
-    }
-
-    /// Copies back over the host's.
-    ///
-    /// # Errors
-    /// [`CudaError::Driver`], or [`CudaError::Range`] if the host's has another size.
-    pub fn download(&self, host: &mut Resident) -> Result<(), CudaError> {
-        let all = self.pools.iter().chain(&self.states).zip(host.pools.iter_mut().chain(&mut host.states));
-        all.into_iter().try_for_each(|(from, to)| from.download(0, to))
-    }
-}
-
-/// A step's own memory on the device: its arena, and its inputs and outputs in one block each.
-#[derive(Debug)]
-pub struct DeviceStep {
-    arena: DeviceBuffer,
-    inputs: DeviceBuffer,
-    outputs: DeviceBuffer,
-    /// By buffer.
-    places: Vec<Option<HostPlace>>,
-}
-
-impl DeviceStep {
-    /// A copy of the host's.
-    ///
-    /// # Errors
-    /// [`CudaError::Driver`].
-    pub fn upload(backend: &Arc<dyn Backend>, graph: &Graph, memory: &Memory) -> Result<Self, CudaError> {
-        Ok(Self {
-            arena: DeviceBuffer::from_bytes(backend, &memory.arena)?,
-            inputs: DeviceBuffer::from_bytes(backend, memory.inputs())?,
-            outputs: DeviceBuffer::from_bytes(backend, memory.outputs())?,
-            places: graph.buffer_ids().map(|id| memory.place(id).cloned()).collect(),
-        })
-    }
-
-    /// The block of all inputs.
-    #[must_use]
-    pub fn inputs(&self) -> &DeviceBuffer {
-        &self.inputs
-    }
-
-    /// The block of all outputs.
-    #[must_use]
-    pub fn outputs(&self) -> &DeviceBuffer {
-        &self.outputs
-    }
-
-    /// Where an input or output lies: address and bytes.
-    fn host(&self, id: BufferId) -> Option<(u64, usize)> {
-        let (block, range) = match self.places.get(id.0 as usize)?.as_ref()? {
-            HostPlace::Input(range) => (&self.inputs, range),
-            HostPlace::Output(range) => (&self.outputs, range),
-        };
-        (range.end <= block.len()).then(|| (block.address() + range.start as u64, range.len()))
-    }
-
-    /// Where a value of the step lies: its buffer and the byte there.
-    pub(crate) fn value(&self, plan: &Plan, value: &Value) -> Option<(&DeviceBuffer, usize)> {
-        if let Some(at) = plan.offsets.get(value.buffer.0 as usize).copied().flatten() {
-            return Some((&self.arena, at));
-        }
-        match self.places.get(value.buffer.0 as usize)?.as_ref()? {
-            HostPlace::Input(range) => Some((&self.inputs, range.start)),
-            HostPlace::Output(range) => Some((&self.outputs, range.start)),
-        }
-    }
-
-    /// Copies inputs to the device.
-    ///
-    /// # Errors
-    /// [`CudaError::Driver`] or [`CudaError::Range`].
-    pub fn write_inputs(&self, host: &HostIo) -> Result<(), CudaError> {
-        self.inputs.upload(0, host.inputs())
-    }
-
-    /// Copies outputs to the host.
-    ///
-    /// # Errors
-    /// [`CudaError::Driver`] or [`CudaError::Range`].
-    pub fn read_outputs(&self, host: &mut HostIo) -> Result<(), CudaError> {
-        self.outputs.download(0, host.outputs_mut())
-    }
-
-    /// Copies the arena to the host: for tests and instruments.
-    ///
-    /// # Errors
-    /// [`CudaError::Driver`] or [`CudaError::Range`].
-    pub fn read_arena(&self, memory: &mut Memory) -> Result<(), CudaError> {
-        self.arena.download(0, &mut memory.arena)
-    }
-}
+use crate::ops::BufferId;
+use crate::step::{Class, Edge, Graph, Memory, NodeId, Plan, Program, Resident, programmatic, prove, serial};
 
 /// How steps run. No choice changes a bit of any result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -188,6 +50,9 @@ struct Captured {
     capture: Box<dyn Capture>,
     certificate: Result<Certificate, Uncertified>,
 }
+
+/// Microseconds in which the host queues a launch and an event.
+const QUEUING_US: u32 = 20;
 
 /// Runs steps on a backend.
 #[derive(Debug)]
@@ -304,9 +169,9 @@ impl Executor {
         Ok(Script { launches, route: mode.route(scheduled), delays: BTreeMap::new() })
     }
 
-    /// As [`ready`](Self::ready), with nothing proved: for known bugs, run on purpose. `delays` holds nodes back for so many
-    /// microseconds: their stream is kept busy before them, or, where a kernel that does not wait follows, they themselves
-    /// take long once it may begin.
+    /// As [`ready`](Self::ready), with nothing proved: for known bugs, run on purpose, and for benchmarks. `delays` holds nodes
+    /// back for so many microseconds: their stream is kept busy before them, or, where a kernel that does not wait follows, they
+    /// themselves take long once it may begin.
     ///
     /// # Errors
     /// [`CudaError`].
@@ -381,26 +246,32 @@ impl Executor {
         self.backend.synchronize()
     }
 
-    /// Times a step as one captured graph: microseconds of each replay. `cold` clears the second-level cache before each
-    /// by writing 128 MiB.
+    /// Times every node of a step: microseconds of each, eager and one after another, the time between two kernels included.
+    /// The host queues them while the stream is held back, so that they follow each other without a gap.
     ///
     /// # Errors
     /// As [`run`](Self::run); [`CudaError::Unsupported`] off a GPU.
-    pub fn time(
+    pub fn profile(
         &self,
         graph: &Graph,
         plan: &Plan,
         (step, resident): (&DeviceStep, &DeviceResident),
-        cold: bool,
-        repeats: usize,
     ) -> Result<Vec<f32>, CudaError> {
         let launches = self.launches(graph, plan, step, resident)?;
-        let sizes = if cold { [32 << 20, 2 << 20, 128 << 20] } else { [16, 1, 64] };
-        let [codes, scales, out] = sizes.map(|bytes| DeviceBuffer::new(&self.backend, bytes));
-        let (codes, scales, out) = (codes?, scales?, out?);
-        let clear = super::fp4::dequantize_bf16_launch(super::Fp4Kind::Mxfp4, &codes, &scales, &out)?;
-        // SAFETY: as in `run`; the three buffers live until the end, and every replay is waited for.
-        unsafe { self.backend.replay(&[clear], &launches, repeats) }
+        let ahead = u32::try_from(launches.len()).unwrap_or(u32::MAX).saturating_mul(QUEUING_US);
+        let mut fences = Vec::with_capacity(launches.len() + 1);
+        // SAFETY: as in `run`, for this launch and those below; the last fence is waited for.
+        unsafe { self.backend.launch(&delay_launch(ahead))? };
+        fences.push(self.backend.fence()?);
+        for launch in &launches {
+            // SAFETY: the same.
+            unsafe { self.backend.launch(launch)? };
+            fences.push(self.backend.fence()?);
+        }
+        self.backend.synchronize()?;
+        let between = |pair: &[Box<dyn Fence>]| pair[1].since(&*pair[0]);
+        let times: Option<Vec<f32>> = fences.windows(2).map(between).collect();
+        times.ok_or(CudaError::Unsupported { op: "profile", what: "timing off a GPU" })
     }
 
     /// Runs a step on copies of host memory, and copies everything back.

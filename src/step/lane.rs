@@ -4,8 +4,9 @@ use std::cell::{RefCell, RefMut};
 use std::marker::PhantomData;
 use std::panic::Location;
 
-use super::builder::{Brand, Handle, Inner};
+use super::builder::Inner;
 use super::graph::{Edge, EdgeKind, Lane as LaneInfo, LaneId, Node, NodeId};
+use super::handles::{Brand, Handle};
 use crate::ops::Op;
 
 /// A sequence of launches. Lent, never owned by model code.

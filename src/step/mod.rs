@@ -5,6 +5,7 @@ mod bits;
 mod builder;
 mod draw;
 mod graph;
+mod handles;
 mod hazard;
 mod host_io;
 mod lane;
@@ -23,13 +24,14 @@ mod schedule;
 pub use append::{
     Compact, CompressWeights, HyperWeights, IndexHeads, Mixed, NormWeights, RouteBy, Routed, SampleParams,
 };
-pub use builder::{
-    BuildError, Carried, Carry, CarryTail, Handle, Numerics, Output, Pool, PoolSpec, Root, Rows, Settled,
-    State, StateSpec, T, Tail, Weight, build,
-};
+pub use builder::{BuildError, Numerics, Root, build};
 pub use draw::{dot, svg};
 pub use graph::{
     Buffer, Class, Edge, EdgeKind, Graph, Lane as LaneInfo, LaneId, Node, NodeId, PoolId, StateId, WeightId,
+};
+pub use handles::{
+    Carried, Carry, CarryTail, Handle, Output, Pool, PoolSpec, Rows, Settled, State, StateSpec, T, Tail,
+    Weight,
 };
 pub use hazard::{Hazard, Party, Rule};
 pub use host_io::{HostIo, Place as HostPlace};

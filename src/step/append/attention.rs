@@ -7,7 +7,7 @@ use crate::ops::{
     IndexStore, Op, Query, RopeStore, StateLayout, TopK,
 };
 use crate::step::append::NormWeights;
-use crate::step::builder::{Output, Rows, Settled, State, T, Tail, Weight};
+use crate::step::handles::{Output, Rows, Settled, State, T, Tail, Weight};
 use crate::step::lane::Lane;
 
 /// Compressor weights beside its projection.

@@ -7,7 +7,7 @@ use crate::ops::{
 };
 use crate::step::append::result_of;
 use crate::step::append::{HyperWeights, NormWeights};
-use crate::step::builder::{Carried, CarryTail, Output, T, Weight};
+use crate::step::handles::{Carried, CarryTail, Output, T, Weight};
 use crate::step::lane::Lane;
 
 /// A sublayer's input and the way back from its output.

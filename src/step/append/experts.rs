@@ -4,7 +4,7 @@ use std::panic::Location;
 
 use crate::ops::{Dtype, ExpertsDown, ExpertsUp, Op, Router, Routing};
 use crate::step::append::result_of;
-use crate::step::builder::{Output, T, Weight};
+use crate::step::handles::{Output, T, Weight};
 use crate::step::lane::Lane;
 
 /// Chosen experts and their weights, `[T, k]` each.

@@ -10,8 +10,9 @@ pub use attention::{Compact, CompressWeights, IndexHeads};
 pub use dense::{Mixed, SampleParams};
 pub use experts::{RouteBy, Routed};
 
-use super::builder::{Inner, Weight};
+use super::builder::Inner;
 use super::graph::Class;
+use super::handles::Weight;
 use crate::ops::{BufferId, Dtype, Tokens, Value};
 
 /// Hyper-connection weights of one sublayer (or of the head).

@@ -4,16 +4,19 @@
 //! directory named `.<out>.incomplete-<pid>` beside the output, read back as a checkpoint, and renamed; an interruption leaves
 //! no `OUT`, and what it may leave has no `config.json` until its last moment. Draft and vision tensors are not carried over.
 
-use std::collections::HashMap;
-use std::fs::File;
-use std::path::{Path, PathBuf};
+mod files;
+mod stored;
+#[cfg(test)]
+mod tests;
 
-use safetensors::tensor::{Dtype, TensorView};
+use std::collections::HashMap;
+use std::path::Path;
+
 use serde_json::{Map, Value, json};
 
-use super::inventory::Spec;
-use super::map::Span;
-use super::weights::{IdTable, Matrix, WeightFormat};
+use self::files::{Staging, copy_companions, write, write_shard};
+use self::stored::{Blob, Stored, dtype, exact_mxfp4, ids};
+use super::weights::{Matrix, WeightFormat};
 use super::{Checkpoint, CheckpointError, Item, Tensor};
 use crate::format::{FormatError, amax, bf16, fp8_block, mxfp4, nvfp4};
 
@@ -93,53 +96,6 @@ pub fn quantize(
     write(&staging.path.join("config.json"), format!("{config:#}\n").as_bytes())?;
     Checkpoint::open(&staging.path)?;
     staging.publish(output)
-}
-
-/// The directory being written; removed on drop unless it was published.
-struct Staging {
-    path: PathBuf,
-    published: bool,
-}
-
-impl Staging {
-    fn new(output: &Path) -> Result<Self, CheckpointError> {
-        let name = output.file_name().ok_or_else(|| {
-            CheckpointError::Quantize(format!("{} does not end in a directory name", output.display()))
-        })?;
-        let hidden = format!(".{}.incomplete-{}", name.to_string_lossy(), std::process::id());
-        let path = output.with_file_name(hidden);
-        std::fs::create_dir(&path).map_err(|e| CheckpointError::io(&path, e))?;
-        Ok(Self { path, published: false })
-    }
-
-    fn publish(mut self, output: &Path) -> Result<(), CheckpointError> {
-        std::fs::rename(&self.path, output).map_err(|e| CheckpointError::io(output, e))?;
-        self.published = true;
-        Ok(())
-    }
-}
-
-impl Drop for Staging {
-    fn drop(&mut self) {
-        if !self.published {
-            // Best effort: a failure here must not hide the error that led to it.
-            let _ = std::fs::remove_dir_all(&self.path);
-        }
-    }
-}
-
-/// One tensor of the output.
-struct Blob {
-    name: String,
-    dtype: Dtype,
-    shape: Vec<usize>,
-    data: Span,
-}
-
-impl Blob {
-    fn new(name: String, dtype: Dtype, shape: &[usize], data: impl Into<Span>) -> Self {
-        Self { name, dtype, shape: shape.to_vec(), data: data.into() }
-    }
 }
 
 struct Job<'a> {
@@ -311,78 +267,6 @@ fn quantization_config(options: QuantizeOptions, layers: usize) -> Value {
     config
 }
 
-/// A matrix in its new form.
-struct Stored {
-    format: WeightFormat,
-    codes: Span,
-    scales: Span,
-    scale2: f32,
-}
-
-impl Stored {
-    fn new(format: WeightFormat, codes: Vec<u8>, scales: Vec<u8>, scale2: f32) -> Self {
-        Self { format, codes: codes.into(), scales: scales.into(), scale2 }
-    }
-
-    /// The matrix of a checkpoint is one part, so this copies nothing.
-    fn copy(matrix: &Matrix) -> Result<Self, FormatError> {
-        let [part] = matrix.parts.as_slice() else {
-            return Err(FormatError::Length { what: "parts", expected: 1, found: matrix.parts.len() });
-        };
-        Ok(Self {
-            format: matrix.format,
-            codes: part.codes.clone(),
-            scales: part.scales.clone(),
-            scale2: part.scale2,
-        })
-    }
-
-    /// The tensors of the official layout.
-    fn blobs(self, spec: &Spec) -> Vec<Blob> {
-        let (rows, cols) = (spec.shape[0], spec.shape[1]);
-        let stem = spec.name.strip_suffix(".weight").unwrap_or(&spec.name).to_owned();
-        let code_cols =
-            if matches!(self.format, WeightFormat::Nvfp4 | WeightFormat::Mxfp4) { cols / 2 } else { cols };
-        let mut blobs =
-            vec![Blob::new(spec.name.clone(), dtype(self.format), &[rows, code_cols], self.codes)];
-        let blocks = [rows.div_ceil(fp8_block::BLOCK), cols.div_ceil(fp8_block::BLOCK)];
-        let scale = |suffix: &str, dtype, shape: &[usize], data| {
-            Blob::new(format!("{stem}.{suffix}"), dtype, shape, data)
-        };
-        match self.format {
-            WeightFormat::F32 | WeightFormat::Bf16 => {}
-            WeightFormat::Fp8Block => blobs.push(scale("scale", Dtype::F8_E8M0, &blocks, self.scales)),
-            WeightFormat::Fp8BlockF32 => blobs.push(scale("scale", Dtype::F32, &blocks, self.scales)),
-            WeightFormat::Mxfp4 => {
-                blobs.push(scale("scale", Dtype::F8_E8M0, &[rows, cols / mxfp4::BLOCK], self.scales));
-            }
-            WeightFormat::Nvfp4 => {
-                let one = |v: f32| Span::from(v.to_le_bytes().to_vec());
-                blobs.push(scale("weight_scale", Dtype::F8_E4M3, &[rows, cols / nvfp4::BLOCK], self.scales));
-                blobs.push(scale("weight_scale_2", Dtype::F32, &[], one(self.scale2)));
-                // Engines that quantise activations want one; with 1 their block scales carry everything.
-                blobs.push(scale("input_scale", Dtype::F32, &[], one(1.0)));
-            }
-        }
-        blobs
-    }
-}
-
-fn dtype(format: WeightFormat) -> Dtype {
-    match format {
-        WeightFormat::F32 => Dtype::F32,
-        WeightFormat::Bf16 => Dtype::BF16,
-        WeightFormat::Fp8Block | WeightFormat::Fp8BlockF32 => Dtype::F8_E4M3,
-        WeightFormat::Nvfp4 => Dtype::U8,
-        WeightFormat::Mxfp4 => Dtype::I8,
-    }
-}
-
-fn ids(spec: &Spec, table: &IdTable) -> Blob {
-    let bytes: Vec<u8> = table.ids.iter().flat_map(|id| i64::from(*id).to_le_bytes()).collect();
-    Blob::new(spec.name.clone(), Dtype::I64, &spec.shape, bytes)
-}
-
 /// Codes and scales of all parts.
 fn joined(matrix: &Matrix) -> (Vec<u8>, Vec<u8>) {
     let codes = matrix.parts.iter().flat_map(|p| p.codes.iter().copied()).collect();
@@ -398,56 +282,3 @@ fn castable(group: &[&Matrix]) -> Option<i32> {
     let largest = parts().map(|p| nvfp4::largest_exponent(&p.scales)).max()?;
     parts().all(|p| nvfp4::cast_scales(&p.codes, &p.scales, largest).is_ok()).then_some(largest)
 }
-
-/// An NVFP4 matrix whose scales are those of an MXFP4 one.
-fn exact_mxfp4(matrix: &Matrix) -> Option<Stored> {
-    let [part] = matrix.parts.as_slice() else { return None };
-    if matrix.format != WeightFormat::Nvfp4 {
-        return None;
-    }
-    let scales = nvfp4::as_mxfp4_scales(&part.scales, part.scale2)?;
-    Some(Stored {
-        format: WeightFormat::Mxfp4,
-        codes: part.codes.clone(),
-        scales: scales.into(),
-        scale2: 1.0,
-    })
-}
-
-fn write_shard(path: &Path, blobs: &[Blob]) -> Result<(), CheckpointError> {
-    let fail =
-        |e: safetensors::SafeTensorError| CheckpointError::file(&path.display().to_string(), e.to_string());
-    let mut views = Vec::with_capacity(blobs.len());
-    for b in blobs {
-        views.push((&b.name, TensorView::new(b.dtype, b.shape.clone(), &b.data).map_err(fail)?));
-    }
-    let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
-    let io = |e| CheckpointError::io(path, e);
-    // The crate writes a private temporary file and renames it; give it the mode that any other new file has.
-    let permissions = File::create(path).and_then(|f| f.metadata()).map_err(io)?.permissions();
-    safetensors::serialize_to_file(views, Some(metadata), path).map_err(fail)?;
-    std::fs::set_permissions(path, permissions).map_err(io)?;
-    File::open(path).and_then(|f| f.sync_all()).map_err(io)
-}
-
-/// Tokenizer, generation settings and whatever else lies beside the weights; files only.
-fn copy_companions(input: &Path, output: &Path) -> Result<(), CheckpointError> {
-    const REPLACED: [&str; 3] = ["config.json", "hf_quant_config.json", "model.safetensors.index.json"];
-    for entry in std::fs::read_dir(input).map_err(|e| CheckpointError::io(input, e))? {
-        let path = entry.map_err(|e| CheckpointError::io(input, e))?.path();
-        let Some(name) = path.file_name().and_then(|n| n.to_str()) else { continue };
-        let weights = name.ends_with(".safetensors");
-        if !weights && !name.starts_with('.') && !REPLACED.contains(&name) && path.is_file() {
-            std::fs::copy(&path, output.join(name)).map_err(|e| CheckpointError::io(&path, e))?;
-        }
-    }
-    Ok(())
-}
-
-fn write(path: &Path, bytes: &[u8]) -> Result<(), CheckpointError> {
-    std::fs::write(path, bytes).map_err(|e| CheckpointError::io(path, e))
-}
-
-#[cfg(test)]
-#[path = "quantize_tests.rs"]
-mod tests;
