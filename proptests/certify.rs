@@ -16,18 +16,18 @@ use crate::engine::{SERVED, config, model};
 const BASE: u64 = 0x7e00_0000_0000;
 
 /// What is wrong with a reading: it is told whether the capture is the displaced one.
-type Fault = fn(&mut Reading, bool);
+pub(crate) type Fault = fn(&mut Reading, bool);
 
 /// A driver without a device: addresses that lead nowhere, and captures that hold what was launched.
 #[derive(Debug)]
-struct Paper {
+pub(crate) struct Paper {
     next: AtomicU64,
     captures: AtomicUsize,
     fault: Fault,
 }
 
 impl Paper {
-    fn new(fault: Fault) -> Self {
+    pub(crate) fn new(fault: Fault) -> Self {
         Self { next: AtomicU64::new(BASE), captures: AtomicUsize::new(0), fault }
     }
 }
@@ -39,6 +39,10 @@ impl Backend for Paper {
 
     fn multiprocessors(&self) -> usize {
         132
+    }
+
+    fn shared_memory(&self) -> usize {
+        227 << 10
     }
 
     fn allocate(&self, bytes: usize) -> Result<u64, CudaError> {
@@ -82,7 +86,7 @@ fn captured(script: &Script) -> Reading {
         reading.edges.extend(from.map(|from| ReadEdge { from, to: at, kind, from_port: kind }));
         last[stop.stream] = Some(at);
         let call = KernelCall {
-            symbol: launch.kernel.symbol().to_owned(),
+            symbol: launch.symbol().into_owned(),
             grid: launch.grid,
             block: [launch.block, 1, 1],
             shared: launch.shared,

@@ -10,13 +10,13 @@ use flashlane::step::Numerics;
 use crate::engine::{PROMPTS, SERVED, collect, config, model, request};
 use crate::support::cuda::gpu;
 
-fn engine(backend: &Arc<dyn Backend>, config: EngineConfig, mode: RunMode) -> Engine {
+pub(crate) fn engine(backend: &Arc<dyn Backend>, config: EngineConfig, mode: RunMode) -> Engine {
     let gpu = GpuConfig { mode, ..GpuConfig::default() };
     Engine::on_gpu(&model(), config, Arc::clone(backend), &gpu).unwrap()
 }
 
 /// Every way to run a step.
-fn modes() -> impl Iterator<Item = RunMode> {
+pub(crate) fn modes() -> impl Iterator<Item = RunMode> {
     let bit = |bits: u8, at: u8| bits >> at & 1 == 1;
     (0..8).map(move |b| RunMode { captured: bit(b, 0), forked: bit(b, 1), programmatic: bit(b, 2) })
 }

@@ -316,8 +316,7 @@ mod cuda {
     fn a_gpu_is_watched_in_every_mode() {
         let Some(gpu) = crate::support::cuda::gpu() else { return };
         let sizes = [(1, 9), (63, 9), (250, 12), (257, 40), (420, 9)];
-        for (captured, forked) in [(true, true), (true, false), (false, true), (false, false)] {
-            let mode = RunMode { captured, forked, ..RunMode::default() };
+        for mode in crate::gpu_engine::modes() {
             holds(&gpu, mode, 1, &sizes);
             eprintln!("{mode:?}: watched");
         }

@@ -27,6 +27,8 @@ mod topk;
 mod emulator;
 #[cfg(feature = "cuda")]
 mod nvfp4;
+#[cfg(feature = "cuda")]
+mod sanitize;
 
 mod ahead;
 mod any_order;
@@ -41,6 +43,8 @@ mod footprint;
 mod gpu_engine;
 #[cfg(feature = "cuda")]
 mod gpu_events;
+#[cfg(feature = "cuda")]
+mod gpu_hazards;
 mod hazards;
 mod inputs;
 mod instruments;
@@ -51,6 +55,7 @@ mod plan;
 mod proof;
 mod race;
 mod random_graph;
+mod replayed;
 mod step;
 mod three_c4;
 mod world;

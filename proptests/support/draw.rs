@@ -2,9 +2,14 @@
 
 use proptest::test_runner::{Config, RngSeed};
 
-/// `cases` cases, the same in every run.
+/// `cases` cases, the same in every run with the same `FLASHLANE_SEED`, a number.
 pub(crate) fn config(cases: u32) -> Config {
-    Config { cases, failure_persistence: None, rng_seed: RngSeed::Fixed(0x5eed), ..Config::default() }
+    let number = |text: String| match text.parse() {
+        Ok(number) => number,
+        Err(_) => panic!("FLASHLANE_SEED: expected a whole number, found {text:?}"),
+    };
+    let seed = std::env::var("FLASHLANE_SEED").map_or(0x5eed, number);
+    Config { cases, failure_persistence: None, rng_seed: RngSeed::Fixed(seed), ..Config::default() }
 }
 
 /// A stream of numbers that its seed alone decides.

@@ -1,5 +1,7 @@
 //! Executors, and promise 2 of every run: declared means declared.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use flashlane::cpu::{self, simd::Simd};
 use flashlane::ops::{BufferId, Dtype, Value};
 use flashlane::reference;
@@ -99,6 +101,15 @@ fn elements<E: bytemuck::Pod>(bytes: &[u8]) -> Vec<E> {
 /// A quiet NaN in f32 and bf16, -1 in i32; and a large number in all three.
 const POISONS: [u8; 2] = [0xff, 0x7f];
 
+/// With `FLASHLANE_TRACE` numbers the runs of this process: where one hangs or brings the device down, the last number and the
+/// seed say which it was.
+fn trace() {
+    static RUNS: AtomicUsize = AtomicUsize::new(0);
+    if std::env::var_os("FLASHLANE_TRACE").is_some() {
+        eprintln!("run {}", RUNS.fetch_add(1, Ordering::Relaxed));
+    }
+}
+
 /// What each executor made of a case, the oracle first.
 pub(crate) struct Runs {
     pub(crate) all: Vec<Found>,
@@ -122,6 +133,7 @@ impl Case {
     /// Runs every executor under two poisons. What a node was not given to read must not show in what it writes, so the
     /// two results agree; what it was not given to write, guards included, must be as before.
     pub(crate) fn run(&self) -> Runs {
+        trace();
         let all = executors();
         Runs { all: all.iter().filter(|e| e.takes(self)).map(|e| self.run_on(e.as_ref())).collect() }
     }
@@ -131,7 +143,7 @@ impl Case {
         pool.install(|| self.run_poisoned(&Cpu(simd), POISONS[0]))
     }
 
-    fn run_on(&self, executor: &dyn Executor) -> Found {
+    pub(crate) fn run_on(&self, executor: &dyn Executor) -> Found {
         let [first, second] = POISONS.map(|poison| self.run_poisoned(executor, poison));
         for id in self.graph.buffer_ids() {
             let written = self.written(id);

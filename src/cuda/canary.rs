@@ -105,7 +105,7 @@ fn start(
 #[cfg(all(test, feature = "emulator"))]
 mod tests {
     use super::*;
-    use crate::cuda::Emulator;
+    use crate::cuda::{Emulator, Gpu, kernels_built};
     use crate::instrument::hash;
     use crate::step::{Bytes, PoolId, Random, Resident, StateId};
 
@@ -113,6 +113,17 @@ mod tests {
         let mut bytes = Bytes::zeroed(len);
         bytes.iter_mut().for_each(|b| *b = random.bits() as u8);
         bytes
+    }
+
+    /// The emulator, and the GPU if there is one.
+    fn backends() -> Vec<Arc<dyn Backend>> {
+        let mut all: Vec<Arc<dyn Backend>> = vec![Arc::new(Emulator::new(1))];
+        let required = std::env::var("FLASHLANE_GPU").is_ok_and(|v| v == "required");
+        match Gpu::open(0) {
+            Ok(gpu) if kernels_built() => all.push(Arc::new(gpu)),
+            found => assert!(!required, "FLASHLANE_GPU=required: {found:?}"),
+        }
+        all
     }
 
     /// Spans of every length around the block's, in any order, of several stores.
@@ -123,16 +134,22 @@ mod tests {
             pools: [37_440, 8192].map(|len| random_bytes(&mut random, len)).into(),
             states: vec![random_bytes(&mut random, 4096)],
         };
-        let backend: Arc<dyn Backend> = Arc::new(Emulator::new(1));
-        let resident = DeviceResident::upload(&backend, &host).unwrap();
-        let mut hasher = Hasher::default();
-        for count in [1, 40, 7] {
-            let spans: Vec<Span> = (0..count).map(|_| span(&mut random, &host)).collect();
-            let expected: Vec<u64> =
-                spans.iter().map(|s| hash(&bytes(&host, s)[s.range.clone()], s.first)).collect();
-            assert_eq!(hasher.hashes(&backend, &resident, &spans).unwrap(), expected);
+        for backend in backends() {
+            let resident = DeviceResident::upload(&backend, &host).unwrap();
+            let mut hasher = Hasher::default();
+            for count in [1, 40, 7] {
+                let spans: Vec<Span> = (0..count).map(|_| span(&mut random, &host)).collect();
+                let expected: Vec<u64> =
+                    spans.iter().map(|s| hash(&bytes(&host, s)[s.range.clone()], s.first)).collect();
+                assert_eq!(
+                    hasher.hashes(&backend, &resident, &spans).unwrap(),
+                    expected,
+                    "{}",
+                    backend.name()
+                );
+            }
+            assert!(hasher.hashes(&backend, &resident, &[]).unwrap().is_empty());
         }
-        assert!(hasher.hashes(&backend, &resident, &[]).unwrap().is_empty());
     }
 
     fn bytes<'a>(host: &'a Resident, span: &Span) -> &'a Bytes {
@@ -156,12 +173,13 @@ mod tests {
     #[test]
     fn what_is_outside_is_not_read() {
         let host = Resident { pools: vec![Bytes::zeroed(64)], states: Vec::new() };
-        let backend: Arc<dyn Backend> = Arc::new(Emulator::new(1));
-        let resident = DeviceResident::upload(&backend, &host).unwrap();
         let [pool, none] = [Store::Pool(PoolId(0)), Store::Pool(PoolId(3))];
         let spans =
             [(pool, 60..68), (pool, 64..68), (pool, 1 << 40..(1 << 40) + 4), (none, 0..4), (pool, 2..6)]
                 .map(|(store, range)| Span { store, range, first: 9 });
-        assert_eq!(Hasher::default().hashes(&backend, &resident, &spans).unwrap(), [0; 5]);
+        for backend in backends() {
+            let resident = DeviceResident::upload(&backend, &host).unwrap();
+            assert_eq!(Hasher::default().hashes(&backend, &resident, &spans).unwrap(), [0; 5]);
+        }
     }
 }

@@ -12,7 +12,7 @@ use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, result, sy
 
 use super::kernels::fatbin;
 use super::staging::{Pinned, Recorded};
-use super::{Backend, Capture, CudaError, Fence, Launch, Script, Staging};
+use super::{Backend, Capture, CudaError, Fence, Launch, Script, Staging, usage};
 
 /// Dynamic shared memory that needs no permission.
 const PLAIN_SHARED: u32 = 48 << 10;
@@ -54,6 +54,7 @@ pub struct Gpu {
     pub(super) context: Arc<CudaContext>,
     pub(super) stream: Arc<CudaStream>,
     multiprocessors: usize,
+    shared_memory: usize,
     loaded: Mutex<Loaded>,
 }
 
@@ -97,9 +98,12 @@ impl Gpu {
     }
 
     pub(super) fn with_stream(context: Arc<CudaContext>, stream: Arc<CudaStream>) -> Result<Self, CudaError> {
-        let count = sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
-        let count = context.attribute(count).map_err(failed("cuDeviceGetAttribute"))?;
+        let attribute = |which| context.attribute(which).map_err(failed("cuDeviceGetAttribute"));
+        let count = attribute(sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        let shared =
+            attribute(sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
         let multiprocessors = usize::try_from(count).unwrap_or(1);
+        let shared_memory = usize::try_from(shared).unwrap_or(0);
         Ok(Self {
             #[cfg(feature = "cust")]
             caller: None,
@@ -107,6 +111,7 @@ impl Gpu {
             context,
             stream,
             multiprocessors,
+            shared_memory,
             loaded: Mutex::default(),
         })
     }
@@ -243,13 +248,20 @@ impl Backend for Gpu {
         self.multiprocessors
     }
 
+    fn shared_memory(&self) -> usize {
+        self.shared_memory
+    }
+
     fn allocate(&self, bytes: usize) -> Result<u64, CudaError> {
         self.bind()?;
         // SAFETY: the context is current.
-        unsafe { result::malloc_sync(bytes) }.map_err(failed("cuMemAlloc"))
+        let address = unsafe { result::malloc_sync(bytes) }.map_err(failed("cuMemAlloc"))?;
+        usage::took(bytes);
+        Ok(address)
     }
 
-    unsafe fn free(&self, address: u64, _: usize) {
+    unsafe fn free(&self, address: u64, bytes: usize) {
+        usage::gave(bytes);
         // An error here has nobody to go to; the next call on the context reports it.
         if self.bind().is_ok() {
             // SAFETY: the caller's: an allocation, freed once; the driver waits for work that uses it.

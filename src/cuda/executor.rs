@@ -83,8 +83,9 @@ impl Executor {
         buffers: Vec<Option<(u64, usize)>>,
         displaced: bool,
     ) -> Result<Vec<Launch>, CudaError> {
-        let (weights, multiprocessors) = (&self.weights, self.backend.multiprocessors());
-        let bindings = Bindings { graph, buffers, weights, multiprocessors, displaced };
+        let (multiprocessors, shared_memory) = (self.backend.multiprocessors(), self.backend.shared_memory());
+        let weights = &self.weights;
+        let bindings = Bindings { graph, buffers, weights, multiprocessors, shared_memory, displaced };
         let one = |node: &crate::step::Node| {
             let launch = launch(&node.op, &bindings, self.options)?;
             if node.waits { Ok(launch) } else { launch.with(Fault::Unwaited) }

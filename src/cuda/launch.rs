@@ -79,9 +79,7 @@ impl Launch {
     /// [`CudaError::Unsupported`]: the kernel has no twins.
     pub(super) fn with(self, fault: Fault) -> Result<Self, CudaError> {
         match (fault, self.kernel.file()) {
-            (_, "hyper" | "linear") | (Fault::Unwaited, "compress") => {
-                Ok(Self { fault: Some(fault), ..self })
-            }
+            (_, "linear") | (Fault::Slow, "attention") => Ok(Self { fault: Some(fault), ..self }),
             _ => {
                 Err(CudaError::Unsupported { op: self.kernel.symbol(), what: "a kernel with a fault in it" })
             }

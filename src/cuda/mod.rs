@@ -47,12 +47,14 @@ mod launch;
 mod load;
 mod ops;
 mod random;
+mod recorder;
 mod resident;
 mod route;
 #[cfg(feature = "cust")]
 mod shim;
 mod staging;
 mod unbacked;
+mod usage;
 mod weights;
 
 pub use backend::{Backend, Capture, DeviceBuffer, Fence, Replay, Script, Staging};
@@ -72,9 +74,11 @@ pub use fp4::{Fp4Kind, dequantize_bf16, dequantize_e4m3, quantize_bf16};
 pub use kernels::{Kernel, kernels_built};
 pub use launch::{Fault, Launch};
 pub use ops::{IndexReader, Options, launch};
+pub use recorder::Recorder;
 pub use resident::{DeviceResident, DeviceStep};
 pub use route::{Route, Stop};
 pub use unbacked::{Unbacked, read_back};
+pub use usage::{held_bytes, used_bytes};
 pub use weights::{DeviceWeight, DeviceWeights, MatrixFormat};
 
 #[cfg(all(test, feature = "bindgen"))]

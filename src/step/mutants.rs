@@ -196,6 +196,11 @@ fn pdl_as_order(graph: &mut Graph) -> Option<String> {
             candidates.push((edge.from, to));
         }
     }
+    // Of the main lane if it has any: all that comes later is made of its values.
+    let main = |n: NodeId| graph.lanes[graph.node(n).lane.0 as usize].parent.is_none();
+    if candidates.iter().any(|&(from, to)| main(from) && main(to)) {
+        candidates.retain(|&(from, to)| main(from) && main(to));
+    }
     let (_, node) = widest(&candidates, |&(from, to)| carried(graph, from, to))?;
     graph.nodes[node.0 as usize].waits = false;
     graph.edges.iter_mut().filter(|e| e.to == node).for_each(|e| e.kind = EdgeKind::Programmatic);

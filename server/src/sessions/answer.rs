@@ -1,11 +1,12 @@
 //! What the model answered to one request, however it came.
 
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::generation::Delta;
 
 /// One answer, as the client of a stream puts it together.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Answer {
     pub content: String,
     pub reasoning: String,
@@ -21,7 +22,7 @@ pub struct Answer {
 }
 
 /// A tool call.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Called {
     pub name: String,
     /// As sent: JSON unless something is wrong.

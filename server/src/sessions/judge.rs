@@ -1,13 +1,13 @@
 //! What was wrong with an answer, in the classes of the reported experiment.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::answer::Answer;
 use super::script::Expected;
 
 /// How a session ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Class {
     /// Tool-call markup in the content.
@@ -42,7 +42,7 @@ impl Class {
 }
 
 /// What was wrong although the form was right.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Faults {
     /// An argument that differs from the oracle's.
     pub wrong_value: bool,

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use futures::StreamExt;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::answer::Answer;
@@ -30,7 +31,7 @@ pub struct Limits {
 }
 
 /// What became of a session.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Session {
     pub index: u64,
     pub class: Class,

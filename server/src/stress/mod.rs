@@ -5,12 +5,16 @@
 //! `mutants` is the table of all of them, `sweep` the same experiment on the true step.
 
 mod alone;
+mod child;
 mod compare;
+mod forced;
 mod gpu;
 mod instruments;
 mod mutants;
 mod report;
+mod soak;
 mod sweep;
+mod usage;
 
 use std::borrow::Cow;
 use std::io::{self, Write};
@@ -33,18 +37,23 @@ use crate::sessions::{Limits, Local, Model, Remote, Script, Session, play_all};
 use crate::tasks::items::{Kind, Shape};
 use crate::tasks::lexicon::Lexicon;
 use alone::{alone, side_by_side};
+pub use child::{Ended, Watched};
 pub use compare::{Against, Comparison, Place, compare};
+pub use forced::{ForcedRun, ForcedTable};
 pub use instruments::Instrumented;
 pub use mutants::{Ran, Table, found_table};
 pub use report::Report;
+pub use soak::{Sample, Soak};
 pub use sweep::{Cell, Sweep};
+pub use usage::Usage;
 
 /// Rows of the largest step that is worth building.
 const MAX_ROWS: usize = 64;
 
 const HELP: &str = "\
 Exit status: in process 1 if any token differs from that of the same session alone; with --url 1 if more sessions are corrupt \
-than --max-rate allows; with --mutants 1 if no check finds one of them, or the true step errs.
+than --max-rate allows; with --mutants 1 if no check finds one of them, or the true step errs; with --soak 1 if something is \
+not flat.
 
 Examples:
   flashlane stress
@@ -54,7 +63,9 @@ Examples:
   flashlane stress --mutants --sessions 8 --concurrency 8 --order-seed 7
       Every known bug in every order, as a table in Markdown.
   flashlane stress --sweep --concurrency 8 --order-seed 7
-      The true step in 1,000 orders for each format of index keys and number of sessions at once.";
+      The true step in 1,000 orders for each format of index keys and number of sessions at once.
+  flashlane stress --soak 3600 --concurrency 64 --json
+      An hour under the load of 64 clients: pools, memory and descriptors over time, and whether they stay flat.";
 
 #[derive(Args, Clone, Debug)]
 #[command(after_help = HELP)]
@@ -100,7 +111,7 @@ pub struct StressArgs {
     /// Puts a known bug into the steps, which are then refused; `verify --list-mutants` has the names
     #[arg(long, value_name = "SLUG", conflicts_with_all = ["unsafe_run_mutant", "url"])]
     pub mutant: Option<Mutant>,
-    /// Runs the steps with a known bug in them, unproved, in the race simulator
+    /// Runs the steps with a known bug in them, unproved, in the race simulator, or on a GPU that is named (--device cuda:N)
     #[arg(long, value_name = "SLUG", conflicts_with = "url")]
     pub unsafe_run_mutant: Option<Mutant>,
     /// Order of a step's nodes in the race simulator [default: the executor that serves; any for a mutant and --sweep]
@@ -116,7 +127,8 @@ pub struct StressArgs {
     /// there, as in production, and may get by
     #[arg(long)]
     pub poison: bool,
-    /// Runs every known bug in every order, and prints what finds it and what it does as tables in Markdown
+    /// Runs every known bug in every order, and prints what finds it and what it does as tables in Markdown; on a GPU that is
+    /// named (--device cuda:N), on one stream, with lanes side by side, with the instruments on, and with its victim held back
     #[arg(long, conflicts_with_all = ["mutant", "unsafe_run_mutant", "url", "order", "sweep"])]
     pub mutants: bool,
     /// Runs the true step with each format of index keys and at 1, 2, 4 and so on up to --concurrency sessions at once, as many
@@ -126,6 +138,10 @@ pub struct StressArgs {
     /// With --sweep: steps in each of its rows, at least; each in an order of its own [default: 1000]
     #[arg(long, value_name = "N", requires = "sweep")]
     pub steps: Option<usize>,
+    #[command(flatten)]
+    pub soak: soak::SoakArgs,
+    #[command(flatten)]
+    pub child: child::ChildArgs,
     #[command(flatten)]
     pub gpu: gpu::GpuArgs,
     /// The report as JSON
@@ -230,10 +246,21 @@ impl StressArgs {
 /// # Errors
 /// As [`run`].
 pub fn command(args: &StressArgs) -> Result<ExitCode> {
+    if args.child.play_only {
+        return child::play(args).map(|()| ExitCode::SUCCESS);
+    }
     if args.gpu.matrix {
         return gpu::matrix(args);
     }
-    let failure = if args.mutants {
+    let failure = if let Some(seconds) = args.soak.soak {
+        let soak = Soak::run(args, seconds)?;
+        print(args, &soak, |out| soak.write(out))?;
+        soak.failure()
+    } else if let (true, Device::Cuda(ordinal)) = (args.mutants, args.model.device) {
+        let table = ForcedTable::run(args, ordinal)?;
+        print(args, &table, |out| table.write(out))?;
+        table.failure()
+    } else if args.mutants {
         let table = Table::run(args)?;
         print(args, &table, |out| table.write(out))?;
         table.failure()
@@ -304,16 +331,13 @@ fn in_process(args: &StressArgs, scripts: &[Script], runtime: &Runtime) -> Resul
             Ok(_) => bail!("{} was not refused", mutant.slug()),
         };
     }
+    if gpu::forces(args) {
+        return forced::report(args, scripts);
+    }
     let rows = simulation.rows.clone();
     let started = Instant::now();
     let (company, seen) = {
-        let loaded = if gpu::forces(args) {
-            gpu::forced(args, &sizes)?
-        } else if on_gpu(args) {
-            engine::build(&sizes)?
-        } else {
-            simulated(&sizes, simulation)?
-        };
+        let loaded = if on_gpu(args) { engine::build(&sizes)? } else { simulated(&sizes, simulation)? };
         let model = Model::Local(Local::new(&loaded));
         let company = runtime.block_on(sessions(&model, scripts, args.limits(), "together"));
         (company, loaded.engine.instruments().map(|report| (report, loaded.engine.sampled())))

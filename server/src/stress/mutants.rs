@@ -77,25 +77,7 @@ impl Table {
     /// # Errors
     /// As [`Table::run`].
     pub fn found(args: &StressArgs) -> Result<Vec<Caught>> {
-        args.check()?;
-        ensure!(args.model.rounding == Rounding::Trained, "--mutants is for --rounding trained");
-        let sizes = sized(args, &args.scripts(args.sessions)?, args.concurrency);
-        verify::mutants(&VerifyArgs {
-            model: sizes.model,
-            flash: false,
-            pro: false,
-            batch: Some(sizes.max_num_seqs),
-            prefill: false,
-            max_positions: sizes.max_model_len,
-            schedule: Schedule::Forked,
-            index_k: index_k(args),
-            mutant: None,
-            list_mutants: true,
-            svg: None,
-            dot: None,
-            device: None,
-            json: false,
-        })
+        verify::mutants(&verified(args)?)
     }
 
     /// Why the table is not as it should be.
@@ -122,6 +104,29 @@ impl Table {
         )?;
         out.write_all(ran_table(&self.ran).as_bytes())
     }
+}
+
+/// What is verified: the largest decode step that these sessions run.
+pub(super) fn verified(args: &StressArgs) -> Result<VerifyArgs> {
+    args.check()?;
+    ensure!(args.model.rounding == Rounding::Trained, "--mutants is for --rounding trained");
+    let sizes = sized(args, &args.scripts(args.sessions)?, args.concurrency);
+    Ok(VerifyArgs {
+        model: sizes.model,
+        flash: false,
+        pro: false,
+        batch: Some(sizes.max_num_seqs),
+        prefill: false,
+        max_positions: sizes.max_model_len,
+        schedule: Schedule::Forked,
+        index_k: index_k(args),
+        mutant: None,
+        list_mutants: true,
+        svg: None,
+        dot: None,
+        device: None,
+        json: false,
+    })
 }
 
 /// The first table.
@@ -157,17 +162,17 @@ fn ran_table(ran: &[Ran]) -> String {
     text
 }
 
-fn proportion(of: &Proportion) -> String {
+pub(super) fn proportion(of: &Proportion) -> String {
     format!("{} of {} ({} to {})", of.count, of.of, percent(of.low), percent(of.high))
 }
 
-fn place(place: &Place) -> String {
+pub(super) fn place(place: &Place) -> String {
     let step = match (place.prefill, place.row, place.bucket) {
-        (true, ..) => "prefill".to_owned(),
-        (_, Some(row), Some(bucket)) => format!("decode row {row} of {bucket}"),
-        _ => "no step".to_owned(),
+        (true, ..) => ", prefill".to_owned(),
+        (_, Some(row), Some(bucket)) => format!(", decode row {row} of {bucket}"),
+        _ => String::new(),
     };
-    format!("session {}, round {}, position {}, {step}", place.session, place.round, place.length)
+    format!("session {}, round {}, position {}{step}", place.session, place.round, place.length)
 }
 
 fn run_all(args: &StressArgs, scripts: &[Script], runtime: &Runtime) -> Result<Vec<Ran>> {
@@ -207,11 +212,11 @@ fn run(
     })
 }
 
-fn index_k(args: &StressArgs) -> IndexK {
+pub(super) fn index_k(args: &StressArgs) -> IndexK {
     args.model.index_k.unwrap_or(IndexK::Bf16)
 }
 
-const fn name(index_k: IndexK) -> &'static str {
+pub(super) const fn name(index_k: IndexK) -> &'static str {
     match index_k {
         IndexK::Bf16 => "bf16",
         IndexK::Fp8 => "fp8",

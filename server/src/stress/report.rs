@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::compare::{Against, Comparison, Place};
 use super::gpu::{Idle, Ran};
-use super::{Instrumented, Order, StressArgs};
+use super::{Instrumented, Order, StressArgs, Watched};
 use crate::cli::{IndexK, Rounding};
 use crate::interval::{Proportion, percent};
 use crate::sessions::{Class, Script, Session};
@@ -52,6 +52,8 @@ pub struct Report {
     pub wrong_steps: usize,
     /// What the instruments saw, if there were any.
     pub instruments: Option<Instrumented>,
+    /// The same of a forced run.
+    pub watched: Option<Watched>,
     pub leaks: Vec<Leak>,
     pub errors: Vec<Failure>,
     #[serde(skip)]
@@ -116,6 +118,7 @@ impl Report {
             steps,
             wrong_steps,
             instruments: None,
+            watched: None,
             leaks: scripts.iter().zip(&sessions).filter_map(leak).collect(),
             errors: sessions.iter().filter_map(failure).collect(),
             max_rate: args.max_rate,
@@ -179,7 +182,7 @@ impl Report {
         for Failure { session, error } in self.errors.iter().take(SHOWN) {
             writeln!(out, "session {session} failed: {error}")?;
         }
-        if self.mutant.is_some() {
+        if self.mutant.is_some() && self.steps > 0 {
             let Self { steps, wrong_steps, .. } = self;
             writeln!(
                 out,
@@ -189,6 +192,9 @@ impl Report {
         self.comparison
             .as_ref()
             .map_or(Ok(()), |comparison| write_comparison(comparison, self.sessions, out))?;
+        if let Some(watched) = &self.watched {
+            writeln!(out, "{watched}")?;
+        }
         self.instruments.as_ref().map_or(Ok(()), |instruments| instruments.write(out))
     }
 
@@ -262,7 +268,7 @@ fn spread(places: &[&Place]) -> String {
     format!("by length mod 4 {{{}}}, by row {{{}}}", by(|p| Some(p.length_mod_4)), by(|p| p.row))
 }
 
-fn index_k(args: &StressArgs) -> &'static str {
+pub(super) fn index_k(args: &StressArgs) -> &'static str {
     match args.model.index_k {
         _ if args.url.is_some() => "unknown",
         Some(IndexK::Fp8) => "fp8",

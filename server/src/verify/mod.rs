@@ -145,6 +145,19 @@ pub(crate) fn mutants(args: &VerifyArgs) -> anyhow::Result<Vec<Caught>> {
     Mutant::ALL.into_iter().map(caught).collect()
 }
 
+/// Captures the step with each mutant in it on a GPU, with programmatic launches, and reads it back: why it is refused there.
+///
+/// # Errors
+/// What is wrong with the arguments; there is no such GPU.
+pub(crate) fn refused(args: &VerifyArgs, ordinal: u32) -> anyhow::Result<Vec<Option<String>>> {
+    let target = Target::open(args)?;
+    let refused = |mutant| {
+        let captures = captured::captures(&target, &Checked::new(&target, Some(mutant))?, ordinal)?;
+        Ok(captures.into_iter().rfind(|capture| capture.pdl).and_then(|capture| capture.refused))
+    };
+    Mutant::ALL.into_iter().map(refused).collect()
+}
+
 fn list(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
     let wait = progress(args, "trying every mutant");
     let found = mutants(args)?;

@@ -39,6 +39,17 @@ fn tokens_that_differ_exit_1_and_are_in_the_json() {
     assert_eq!((&report["mutant"], &report["order"]), (&"free-by-host-order".into(), &"worst".into()));
 }
 
+/// What a forced run on a GPU says to the process that scores it.
+#[test]
+fn a_child_prints_its_sessions() {
+    let output = stress(&["--play-only", "--unsafe-run-mutant", "dropped-join", "--order", "serial"]);
+    assert_eq!(output.status.code(), Some(0));
+    let played: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let sessions = played["sessions"].as_array().unwrap();
+    assert_eq!((sessions.len(), &played["watched"]), (2, &Value::Null));
+    assert!(sessions.iter().all(|s| s["answers"][0]["ids"].as_array().unwrap().len() > 10), "{played}");
+}
+
 #[test]
 fn flags_that_make_no_sense_are_refused() {
     let refused = |flags: &[&str]| {
@@ -55,6 +66,10 @@ fn flags_that_make_no_sense_are_refused() {
     assert!(refused(&["--steps", "5"]).contains("--sweep"));
     assert!(refused(&["--mutants", "--order", "any"]).contains("cannot be used with"));
     assert!(refused(&["--mutant", "dropped-join"]).contains("--unsafe-run-mutant dropped-join"));
+    if cfg!(not(feature = "cuda")) {
+        assert!(refused(&["--mutants", "--device", "cuda:0"]).contains("without CUDA"));
+    }
+    assert!(refused(&["--soak", "5", "--sweep"]).contains("cannot be used with"));
     let nobody = refused(&["--url", "http://127.0.0.1:1"]);
     assert!(nobody.contains("100% of the sessions are corrupt"), "{nobody}");
 }
