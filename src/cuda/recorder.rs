@@ -49,6 +49,10 @@ impl Backend for Recorder {
         self.inner.multiprocessors()
     }
 
+    fn shared_memory(&self) -> usize {
+        self.inner.shared_memory()
+    }
+
     fn allocate(&self, bytes: usize) -> Result<u64, CudaError> {
         self.inner.allocate(bytes)
     }
@@ -107,17 +111,6 @@ impl Backend for Recorder {
         self.note_all(&script);
         // SAFETY: the caller's.
         unsafe { Arc::clone(&self.inner).capture(script) }
-    }
-
-    unsafe fn replay(
-        &self,
-        before: &[Launch],
-        launches: &[Launch],
-        repeats: usize,
-    ) -> Result<Vec<f32>, CudaError> {
-        before.iter().chain(launches).for_each(|launch| self.note(launch));
-        // SAFETY: the caller's.
-        unsafe { self.inner.replay(before, launches, repeats) }
     }
 
     fn synchronize(&self) -> Result<(), CudaError> {
