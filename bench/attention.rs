@@ -1,64 +1,77 @@
-//! `attention` of 8 heads over a window and 16 selected rows. Elements are multiply-adds.
+//! `attention` over a window and selected rows, or all rows of ratio 128.
 
-use criterion::{BenchmarkId, Criterion, Throughput};
 use flashlane::format::kv_row::KvFormat;
-use flashlane::format::rope::RopeParams;
-use flashlane::ops::{Attention, Compressed, HEAD_DIM, Op, PAGE_ROWS, Paged, WINDOW};
+use flashlane::ops::{Attention, Compressed, HEAD_DIM, Op, PAGE_ROWS, WINDOW};
 
-use crate::node::{Bench, noise};
+use crate::bench::{At, Bench};
+use crate::operands::Held;
+use crate::support::{Case, Dtype};
 
-const HEADS: usize = 8;
-const SELECTED: usize = 16;
-const PAGES: usize = 17;
-const POSITIONS: usize = 1024;
-
-fn pool(format: KvFormat) -> Vec<u8> {
-    let (page_bytes, values) = (format.page_bytes(PAGE_ROWS), noise(5, PAGE_ROWS * HEAD_DIM));
-    let mut page = vec![0; page_bytes];
-    for (r, row) in values.as_chunks().0.iter().enumerate() {
-        format.encode_row(row, &mut page, r, PAGE_ROWS);
-    }
-    page.repeat(PAGES)
+#[derive(Clone, Copy)]
+struct Shape {
+    format: KvFormat,
+    rows: usize,
+    heads: usize,
+    position: usize,
+    /// Selected rows; all of ratio 128 without.
+    k: Option<usize>,
 }
 
-pub(crate) fn all(c: &mut Criterion) {
-    let mut group = c.benchmark_group("attention");
-    for (rows, per_request) in [(1, 1), (8, 1), (256, 256)] {
-        group.throughput(Throughput::Elements((rows * HEADS * (WINDOW + SELECTED) * HEAD_DIM * 2) as u64));
-        for format in [KvFormat::Fp8, KvFormat::Bf16] {
-            group.bench_function(BenchmarkId::new(format!("{format:?}"), rows), |b| {
-                let mut bench = Bench::new();
-                let positions: Vec<i32> = (0..rows as i32).map(|t| 512 + t).collect();
-                let tokens = bench.tokens(per_request, &positions);
-                let q = bench.activation(&noise(1, rows * HEADS * HEAD_DIM));
-                let width = POSITIONS / PAGE_ROWS;
-                let table: Vec<i32> = (0..tokens.requests).flat_map(|_| 1..=width as i32).collect();
-                let pool = bench.pool(&pool(format));
-                let table = bench.ints(&table);
-                let window = Paged { pool, table, width, page_rows: PAGE_ROWS, pages: PAGES };
-                let selected: Vec<i32> =
-                    (0..rows).flat_map(|_| (0..SELECTED as i32).map(|i| i * 7)).collect();
-                let selected = bench.ints(&selected);
-                let compressed = Compressed::Selected { rows: window, selected, k: SELECTED };
-                let sink = bench.vector(vec![0.0; HEADS]);
-                let rope = bench.vector(RopeParams { theta: 10_000.0, yarn: None }.table(POSITIONS));
-                let out = bench.out(rows * HEADS * HEAD_DIM);
-                let op = Attention {
-                    tokens,
-                    q,
-                    window,
-                    compressed,
-                    sink,
-                    rope,
-                    out,
-                    heads: HEADS,
-                    format,
-                    max_positions: POSITIONS,
-                    scale: (HEAD_DIM as f32).powf(-0.5),
-                };
-                bench.iter(Op::Attention(op), b);
-            });
+pub(crate) fn benches(at: At) -> Vec<Bench> {
+    let small = |format, rows| Shape { format, rows, heads: 8, position: 1023, k: Some(16) };
+    let cpu = [1, 8, 64].map(|rows| [small(KvFormat::Fp8, rows), small(KvFormat::Bf16, rows)]);
+    let cpu = [&cpu.concat()[..], &[Shape { k: None, ..small(KvFormat::Fp8, 8) }]].concat();
+    let full = |format, rows| Shape { format, rows, heads: 64, position: 8191, k: Some(512) };
+    let gpu = [1, 8, 64].map(|rows| full(KvFormat::Fp8, rows));
+    let more = [full(KvFormat::Bf16, 8), Shape { k: None, ..full(KvFormat::Fp8, 8) }];
+    at.pick(cpu, [&gpu[..], &more].concat()).into_iter().map(bench).collect()
+}
+
+fn bench(shape: Shape) -> Bench {
+    let Shape { format, rows, heads, position, k } = shape;
+    let seen = WINDOW + k.unwrap_or((position + 1) / 128);
+    let name = format!(
+        "{format:?} {rows} x ({WINDOW} + {}{}) rows",
+        seen - WINDOW,
+        if k.is_some() { "" } else { " c128" }
+    );
+    let bytes = rows * (seen * format.row_bytes() + heads * HEAD_DIM * 4 + 4 * k.unwrap_or(0));
+    let flops = 4 * rows * heads * seen * HEAD_DIM;
+    Bench::new("attention", name, rows, move |case, rows| node(case, Shape { rows, ..shape }))
+        .moves(bytes, flops)
+}
+
+fn node(case: &mut Case, shape: Shape) {
+    let Shape { format, rows, heads, position, k } = shape;
+    let max_positions = position + 1;
+    let tokens = case.rows_at(rows, position);
+    let q = case.noise("q", Dtype::Bf16, rows * heads * HEAD_DIM);
+    let pages = |before, width, page_rows| Held { requests: rows, before, width, page_rows };
+    let recent = WINDOW / PAGE_ROWS;
+    let window = case.noise_kv(format, pages(max_positions / PAGE_ROWS - recent, recent, PAGE_ROWS));
+    let compressed = match k {
+        Some(k) => {
+            let visible = max_positions / 4;
+            let rows_of = case.noise_kv(format, pages(0, visible / PAGE_ROWS, PAGE_ROWS));
+            let picks: Vec<i32> = (0..rows * k).map(|i| (i % k * visible / k) as i32).collect();
+            Compressed::Selected { rows: rows_of, selected: case.ints("selected", &picks), k }
         }
-    }
-    group.finish();
+        None => Compressed::All { rows: case.noise_kv(format, pages(0, max_positions / 256, 2)) },
+    };
+    let (sink, rope) = (case.noise_vector("sink", heads), case.rope(max_positions));
+    let out = case.out("out", Dtype::Bf16, rows * heads * HEAD_DIM);
+    let scale = (HEAD_DIM as f32).powf(-0.5);
+    case.op(Op::Attention(Attention {
+        tokens,
+        q,
+        window,
+        compressed,
+        sink,
+        rope,
+        out,
+        heads,
+        format,
+        max_positions,
+        scale,
+    }));
 }

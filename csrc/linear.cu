@@ -11,11 +11,12 @@
 // activations are read often from cache: wgmma with both operands in shared memory is the next step there.
 #include "linear.h"
 
+#include "common/cluster.h"
 #include "common/pdl.h"
-#include "common/tile.h"
+#include "common/wide.h"
 
-constexpr int kThreads = 256;
-constexpr int kWarps = kThreads / kWarp;
+constexpr int kFewThreads = kSegments * kWarp;
+constexpr int kFewRows = kTileCols;
 namespace {
 
 // The weight rows of a block, in `high` tiles of 16; they do not cross groups, and past the end the last one is repeated and
@@ -34,11 +35,14 @@ struct RowMap {
     count = min(width, (group + 1) * per_group - base);
   }
 
-  FL_DEVICE int weight_row(int tile, int r) const {
-    int within = swiglu ? tile * 8 + r % 8 : tile * kTileRows + r;
+  FL_DEVICE int weight_row(int r) const {
+    int within = swiglu ? r / kTileRows * 8 + r % 8 : r;
     int column = base + min(within, count - 1);
-    return swiglu && r >= 8 ? columns + column : column;
+    return swiglu && r % kTileRows >= 8 ? columns + column : column;
   }
+
+  // The row of the tile that makes an output column; with SwiGLU its gate, eight before its up.
+  FL_DEVICE int tile_row(int within) const { return swiglu ? within / 8 * kTileRows + within % 8 : within; }
 };
 
 FL_DEVICE void store(const LinearParams& p, int64_t row, int columns, int column, float value) {
@@ -50,107 +54,207 @@ FL_DEVICE void store(const LinearParams& p, int64_t row, int columns, int column
   }
 }
 
-// The tiles of weight rows and of activation rows of a block, and the stages of its ring. Each warp has a segment of K.
-template <int kHighTiles, int kRowTiles, int kRingStages>
-struct Shape {
-  static constexpr int kHigh = kHighTiles, kTiles = kRowTiles, kStages = kRingStages;
-  using Slab = Stage<kHigh, kWarps>;
-  static constexpr int kTileSums = kTiles * kTileCols * kTilePitch;
-  static_assert(kWarps * kHigh * kTileSums * 4 <= kStages * Slab::kBytes, "the sums fit the ring");
-};
+// This block's activation row `row`, null past the end.
+FL_DEVICE const uint16_t* activation_row(const LinearParams& p, const RowMap& map, int row) {
+  return row < p.rows ? p.x + ((int64_t)row * p.groups + map.group) * p.depth : nullptr;
+}
 
-// A warp's segment of the sums of its tiles. Waits for the kernel before once the first weights are on their way.
-template <int kFormat, class S>
-FL_DEVICE void multiply_rows(float (&acc)[S::kHigh][S::kTiles][4], const LinearParams& p, const RowMap& map,
-                             unsigned char* ring) {
-  using Slab = typename S::Slab;
-  int steps = Step<kFormat>::count(p.depth), g = lane_idx() / 4, first_row = blockIdx.y * S::kTiles * kTileCols;
-  int segment = warp_idx(), ahead = 0;
+// Few rows: 16 weight rows by 8 rows, a segment a warp.
+using FewStage = Stage<1, 2 * kSegments>;
+constexpr int kFewStages = 4;
+constexpr int kTileSums = kTileCols * kTilePitch;
+static_assert(kSegments * kTileSums * 4 <= kFewStages * FewStage::kBytes, "the sums fit the ring");
+
+// A warp's segment of the sums of its tile. Waits for the kernel before once the first weights are on their way.
+template <int kFormat>
+FL_DEVICE void multiply_few(float (&acc)[4], const LinearParams& p, const RowMap& map, unsigned char* ring) {
+  int steps = Step<kFormat>::count(p.depth), segment = warp_idx(), ahead = 0;
   auto fetch = [&](int slot) {
-    auto row = [&](int r) { return map.weight_row(r / kTileRows, r % kTileRows); };
-    unsigned char* stage = ring + slot * Slab::kBytes;
-    if (ahead < steps) stage_fetch<kFormat, Slab, kThreads>(stage, p.weight, 0, p.weight_rows, p.depth, ahead, row);
+    auto row = [&](int r) { return map.weight_row(r); };
+    unsigned char* stage = ring + slot * FewStage::kBytes;
+    if (ahead < steps) stage_fetch<kFormat, FewStage, kFewThreads>(stage, p.weight, 0, p.weight_rows, p.depth, ahead, row);
     copies_commit();
-    ahead += kWarps;
+    ahead += FewStage::kWide;
   };
 #pragma unroll 1
-  for (int i = 0; i < S::kStages - 1; ++i) fetch(i);
+  for (int i = 0; i < kFewStages - 1; ++i) fetch(i);
   pdl_wait();
-  auto x = [&](int n) -> const uint16_t* {
-    int row = first_row + n * kTileCols + g;
-    return row < p.rows ? p.x + ((int64_t)row * p.groups + map.group) * p.depth : nullptr;
-  };
-  int slot = 0, into = S::kStages - 1;
+  const uint16_t* x = activation_row(p, map, blockIdx.y * kFewRows + lane_idx() / 4);
+  int slot = 0, into = kFewStages - 1;
 #pragma unroll 1
-  for (int first = 0; first < steps; first += kWarps) {
-    int step = first + segment;
-    StepActivations<kFormat> b;
-    if (S::kTiles == 1) b.load(step < steps ? x(0) : nullptr, step, p.depth);
-    copies_wait<S::kStages - 2>();
+  for (int first = 0; first < steps; first += FewStage::kWide) {
+    StepActivations<kFormat> b[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      int step = first + segment + i * kSegments;
+      b[i].load(step < steps ? x : nullptr, step, p.depth);
+    }
+    copies_wait<kFewStages - 2>();
     __syncthreads();
     fetch(into);
-    const unsigned char* stage = ring + slot * Slab::kBytes;
-    if (step < steps) {
-      if constexpr (S::kTiles == 1) {
-        multiply_tile<kFormat>(acc[0][0], TileStep<kFormat, Slab>(stage, 0, segment), b);
-      } else {
-        multiply_tiles<kFormat, Slab, S::kHigh, S::kTiles>(acc, stage, 0, segment, x, step, p.depth);
-      }
+    const unsigned char* stage = ring + slot * FewStage::kBytes;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      int in_stage = segment + i * kSegments;
+      if (first + in_stage < steps) multiply_tile<kFormat>(acc, TileStep<kFormat, FewStage>(stage, 0, in_stage), b[i]);
     }
-    into = slot, slot = slot + 1 == S::kStages ? 0 : slot + 1;
+    into = slot, slot = slot + 1 == kFewStages ? 0 : slot + 1;
   }
 }
 
 // The output columns of a block: the sums of the segments in order.
-template <class S>
-FL_DEVICE void store_sums(const LinearParams& p, const RowMap& map, const float* partial) {
-  int first_row = blockIdx.y * S::kTiles * kTileCols, per_tile = map.width / S::kHigh;
+FL_DEVICE void store_few(const LinearParams& p, const RowMap& map, const float* partial) {
   float global = tile_scale(p.weight, 0);
-  auto sum = [=](int tile, int column, int r) {
-    float total = 0.0f;
+  auto sum = [=](int column, int r) {
+    float total = partial[column * kTilePitch + r];
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) total += partial[(w * S::kHigh + tile) * S::kTileSums + column * kTilePitch + r];
+    for (int s = 1; s < kSegments; ++s) total += partial[s * kTileSums + column * kTilePitch + r];
     return total * global;
   };
-  for (int i = threadIdx.x; i < S::kTiles * kTileCols * map.width; i += kThreads) {
-    int within = i % map.width, column = i / map.width, row = first_row + column;
+  for (int i = threadIdx.x; i < kTileCols * map.width; i += kFewThreads) {
+    int within = i % map.width, column = i / map.width, row = blockIdx.y * kFewRows + column;
     if (within >= map.count || row >= p.rows) continue;
-    int tile = within / per_tile, r = within % per_tile;
-    float value = sum(tile, column, r);
-    if (map.swiglu) value = swiglu(value, sum(tile, column, r + 8), p.limit);
+    float value = sum(column, within);
+    if (map.swiglu) value = swiglu(value, sum(column, within + 8), p.limit);
     store(p, row, map.columns, map.base + within, value);
   }
 }
 
-template <class S>
-FL_DEVICE void linear_body(const LinearParams& p, unsigned char* ring) {
-  RowMap map(p, blockIdx.x, S::kHigh);
-  float acc[S::kHigh][S::kTiles][4] = {};
-  switch (p.weight.format) {
-    case kWeightBf16: multiply_rows<kWeightBf16, S>(acc, p, map, ring); break;
-    case kWeightFp8Block: multiply_rows<kWeightFp8Block, S>(acc, p, map, ring); break;
-    case kWeightNvfp4: multiply_rows<kWeightNvfp4, S>(acc, p, map, ring); break;
-    default: multiply_rows<kWeightMxfp4, S>(acc, p, map, ring); break;
+// Many rows: a segment a block of a cluster, which meet in shared memory; or all of them a block.
+template <int kFormat, int kGroups, int kCols, int kBlocks>
+FL_DEVICE void multiply_many(float (&sums)[kCols / 8][4], const LinearParams& p, const RowMap& map, unsigned char* shared) {
+  constexpr bool kAll = kBlocks == 1;
+  auto row = [&](int r) { return map.weight_row(r); };
+  auto x = [&](int n) { return activation_row(p, map, blockIdx.y * kCols + n); };
+  wide_multiply<kFormat, WideStage<kFormat, kGroups>, kCols, kGroups * kGroupThreads, kAll>(
+      sums, p.weight, p.depth, kAll ? 0 : cluster_rank(), row, x, shared);
+}
+
+// Where a sum lies, [column][row], with a pitch that keeps the banks of a fragment apart.
+template <int kGroups>
+FL_DEVICE int sum_at(int column, int row) {
+  return column * (kGroups * kGroupRows + 4) + row;
+}
+
+template <int kGroups, int kCols>
+FL_DEVICE void spill_many(const float (&acc)[kCols / 8][4], float* sums) {
+  int g = lane_idx() / 4, q = lane_idx() % 4, row = warp_idx() * kTileRows + g;
+#pragma unroll
+  for (int n = 0; n < kCols / 8; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums[sum_at<kGroups>(8 * n + 2 * q + i % 2, row + i / 2 * 8)] = acc[n][i];
   }
-  // The partial sums lie where the ring was, [segment][tile][column][row].
-  float* partial = (float*)ring;
+}
+
+// Four neighbouring sums, those of the blocks added in order.
+template <int kBlocks>
+FL_DEVICE void fold_blocks(float (&sum)[4], const float* own) {
+#pragma unroll
+  for (int b = 0; b < kBlocks; ++b) {
+    float4 part = *(const float4*)(kBlocks == 1 ? own : cluster_peer(own, b));
+    if (b == 0) {
+      sum[0] = part.x, sum[1] = part.y, sum[2] = part.z, sum[3] = part.w;
+    } else {
+      sum[0] += part.x, sum[1] += part.y, sum[2] += part.z, sum[3] += part.w;
+    }
+  }
+}
+
+// A block stores its share of the cluster's outputs, four neighbouring columns a thread.
+template <int kGroups, int kCols, int kBlocks>
+FL_DEVICE void store_many(const LinearParams& p, const RowMap& map, const float* sums) {
+  float global = tile_scale(p.weight, 0);
+  constexpr int kOwn = kCols / kBlocks;
+  int fours = map.width / 4, first = kBlocks == 1 ? 0 : cluster_rank() * kOwn;
+  for (int i = threadIdx.x; i < kOwn * fours; i += kGroups * kGroupThreads) {
+    int within = i % fours * 4, column = first + i / fours, row = blockIdx.y * kCols + column;
+    if (within >= map.count || row >= p.rows) continue;
+    float value[4], up[4];
+    const float* own = sums + sum_at<kGroups>(column, map.tile_row(within));
+    fold_blocks<kBlocks>(value, own);
+    if (map.swiglu) fold_blocks<kBlocks>(up, own + 8);
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      value[n] *= global;
+      if (map.swiglu) value[n] = swiglu(value[n], up[n] * global, p.limit);
+    }
+    int64_t at = (int64_t)row * map.columns + map.base + within;
+    if (!p.out_f32 && within + 4 <= map.count && at % 4 == 0) {
+      *(uint2*)((uint16_t*)p.out + at) = uint2{pack_bf16(value[0], value[1]), pack_bf16(value[2], value[3])};
+      continue;
+    }
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      if (within + n < map.count) store(p, row, map.columns, map.base + within + n, value[n]);
+    }
+  }
+}
+
+template <int kGroups, int kCols, int kBlocks>
+FL_DEVICE void many_body(const LinearParams& p, unsigned char* shared) {
+  RowMap map(p, blockIdx.x / kBlocks, kGroups * kGroupRows / kTileRows);
+  float sums[kCols / 8][4];
+  switch (p.weight.format) {
+    case kWeightBf16: multiply_many<kWeightBf16, kGroups, kCols, kBlocks>(sums, p, map, shared); break;
+    case kWeightFp8Block:
+      if constexpr (kBlocks > 1 || kCols < 128) multiply_many<kWeightFp8Block, kGroups, kCols, kBlocks>(sums, p, map, shared);
+      break;
+    case kWeightNvfp4: multiply_many<kWeightNvfp4, kGroups, kCols, kBlocks>(sums, p, map, shared); break;
+    default: multiply_many<kWeightMxfp4, kGroups, kCols, kBlocks>(sums, p, map, shared); break;
+  }
   copies_wait<0>();
   __syncthreads();
-#pragma unroll
-  for (int m = 0; m < S::kHigh; ++m) tile_spill<S::kTiles>(acc[m], partial + (warp_idx() * S::kHigh + m) * S::kTileSums);
-  __syncthreads();
-  store_sums<S>(p, map, partial);
+  spill_many<kGroups, kCols>(sums, (float*)shared);
+  if (kBlocks == 1) {
+    __syncthreads();
+  } else {
+    cluster_sync();
+  }
+  store_many<kGroups, kCols, kBlocks>(p, map, (const float*)shared);
+  if (kBlocks > 1) cluster_sync();
 }
 
 }  // namespace
 
 // Dynamic shared memory: the ring.
-FL_KERNEL_BLOCKS(kThreads, 2, linear_8, LinearParams) {
+FL_KERNEL_BLOCKS(kFewThreads, 2, linear_8, LinearParams) {
   FL_DYNAMIC_SHARED(ring);
-  linear_body<Shape<1, 1, 4>>(p, ring);
+  RowMap map(p, blockIdx.x, 1);
+  float acc[4] = {};
+  switch (p.weight.format) {
+    case kWeightBf16: multiply_few<kWeightBf16>(acc, p, map, ring); break;
+    case kWeightFp8Block: multiply_few<kWeightFp8Block>(acc, p, map, ring); break;
+    case kWeightNvfp4: multiply_few<kWeightNvfp4>(acc, p, map, ring); break;
+    default: multiply_few<kWeightMxfp4>(acc, p, map, ring); break;
+  }
+  // The partial sums lie where the ring was, [segment][column][row].
+  float* partial = (float*)ring;
+  copies_wait<0>();
+  __syncthreads();
+  float sums[1][4] = {{acc[0], acc[1], acc[2], acc[3]}};
+  tile_spill<1>(sums, partial + warp_idx() * kTileSums);
+  __syncthreads();
+  store_few(p, map, partial);
 }
 
-FL_KERNEL(kThreads, linear_32, LinearParams) {
-  FL_DYNAMIC_SHARED(ring);
-  linear_body<Shape<2, 4, 2>>(p, ring);
+// Dynamic shared memory: two rounds of activations and the ring; later the sums.
+FL_KERNEL_CLUSTER(256, 1, kSegments, linear_64, LinearParams) {
+  FL_DYNAMIC_SHARED(shared);
+  many_body<2, 64, kSegments>(p, shared);
+}
+FL_KERNEL_CLUSTER(256, 1, kSegments, linear_128, LinearParams) {
+  FL_DYNAMIC_SHARED(shared);
+  many_body<2, 128, kSegments>(p, shared);
+}
+FL_KERNEL_CLUSTER(256, 1, kSegments, linear_32, LinearParams) {
+  FL_DYNAMIC_SHARED(shared);
+  many_body<2, 32, kSegments>(p, shared);
+}
+FL_KERNEL(256, linear_64_alone, LinearParams) {
+  FL_DYNAMIC_SHARED(shared);
+  many_body<2, 64, 1>(p, shared);
+}
+FL_KERNEL(256, linear_128_alone, LinearParams) {
+  FL_DYNAMIC_SHARED(shared);
+  many_body<2, 128, 1>(p, shared);
 }

@@ -19,7 +19,7 @@ use flashlane::format::kv_row::KvFormat;
 use flashlane::model::{
     CacheLayout, CacheSize, ModelStep, ModelWeights, Registry, Source, StepShape, build_step,
 };
-use flashlane::ops::{BLOCK_TOKENS, Dtype, PAGE_ROWS, WINDOW};
+use flashlane::ops::{BLOCK_TOKENS, Dtype, Op, PAGE_ROWS, WINDOW};
 use flashlane::step::{Memory, Numerics, Plan, PoolSpec, Random};
 use serde_json::{Value as Json, json};
 
@@ -185,17 +185,17 @@ impl Model {
             }
         }
         let times = self.executor.profile(&step.graph, &plan, (&device, &resident))?;
-        let mut ops = BTreeMap::<&str, (usize, f32)>::new();
+        let mut ops = BTreeMap::<String, (usize, f32)>::new();
         for (node, us) in step.graph.nodes.iter().zip(times) {
-            let op = ops.entry(node.op.name()).or_default();
+            let op = ops.entry(label(&node.op)).or_default();
             *op = (op.0 + 1, op.1 + us);
         }
         let mut profile: Vec<_> = ops.into_iter().collect();
         profile.sort_by(|a, b| b.1.1.total_cmp(&a.1.1));
         for (op, (nodes, us)) in &profile {
-            eprintln!("  {op:<14} {nodes:>4} nodes {us:>9.1} us");
+            eprintln!("  {op:<34} {nodes:>4} nodes {us:>9.1} us");
         }
-        let row = |(op, (nodes, us)): (&str, (usize, f32))| json!({ "op": op, "nodes": nodes, "us": us });
+        let row = |(op, (nodes, us)): (String, (usize, f32))| json!({ "op": op, "nodes": nodes, "us": us });
         let profile: Vec<Json> = profile.into_iter().map(row).collect();
         Ok((rows, json!({ "batch": batch, "per_request": per_request, "context": context, "ops": profile })))
     }
@@ -272,6 +272,14 @@ const MODES: [(bool, bool, bool); 6] = [
     (true, false, true),
     (true, true, true),
 ];
+
+/// An operation's name, and of a linear what it multiplies.
+fn label(op: &Op) -> String {
+    let Op::Linear(linear) = op else { return op.name().to_owned() };
+    let groups = if linear.groups > 1 { format!("{} x ", linear.groups) } else { String::new() };
+    let [into, from] = [linear.weight_rows, linear.cols_in].map(|n| n / linear.groups);
+    format!("linear {groups}{from} -> {into}")
+}
 
 /// Every request's last tokens up to its context, on pages of its own in a shuffled order.
 fn fill(step: &ModelStep, memory: &mut Memory, case: Case, vocab: usize) {

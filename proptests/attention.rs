@@ -21,9 +21,9 @@ enum Extra {
 }
 
 #[derive(Clone, Debug)]
-struct Setup {
+pub(crate) struct Setup {
     format: KvFormat,
-    dtype: Dtype,
+    pub(crate) dtype: Dtype,
     heads: usize,
     per_request: usize,
     positions: Vec<i32>,
@@ -38,13 +38,13 @@ struct Setup {
     broken: Vec<(bool, usize, usize, i32)>,
 }
 
-struct Built {
-    case: Case,
+pub(crate) struct Built {
+    pub(crate) case: Case,
     out: Value,
 }
 
 impl Setup {
-    fn drawn(
+    pub(crate) fn drawn(
         draw: &mut Draw,
         format: KvFormat,
         heads: usize,
@@ -142,7 +142,7 @@ impl Setup {
         Paged { pool, table, width: book.width, page_rows: book.page_rows, pages: book.pages }
     }
 
-    fn build(&self) -> Built {
+    pub(crate) fn build(&self) -> Built {
         let (mut case, heads, rows) = (Case::new(), self.heads, self.positions.len());
         let tokens = case.tokens(self.per_request, &self.positions);
         let q = case.real("q", self.dtype, &self.q);

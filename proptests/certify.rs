@@ -41,6 +41,10 @@ impl Backend for Paper {
         132
     }
 
+    fn shared_memory(&self) -> usize {
+        227 << 10
+    }
+
     fn allocate(&self, bytes: usize) -> Result<u64, CudaError> {
         Ok(self.next.fetch_add(bytes.next_multiple_of(256) as u64, Ordering::Relaxed))
     }

@@ -257,7 +257,7 @@ impl Setup {
         }
     }
 
-    fn build(&self, format: KvFormat, trained: bool) -> (Case, BufferId, BufferId) {
+    pub(crate) fn build(&self, format: KvFormat, trained: bool) -> (Case, BufferId, BufferId) {
         let mut case = Case::new();
         let (tokens, [kvg, ape, norm, rope, state_slot, row_slot], state) = self.operands(&mut case);
         let (pages, page_rows) = (self.book.pages, self.book.page_rows);
@@ -303,7 +303,7 @@ impl Setup {
     }
 }
 
-const fn layout(ratio: usize) -> StateLayout {
+pub(crate) const fn layout(ratio: usize) -> StateLayout {
     StateLayout { ratio, width: HEAD_DIM }
 }
 

@@ -5,22 +5,22 @@ use proptest::prelude::*;
 
 use crate::support::{Case, Draw, Dtype, Stored, Value, config};
 
-const VOCAB: usize = 7;
+pub(crate) const VOCAB: usize = 7;
 
-struct Built {
-    case: Case,
+pub(crate) struct Built {
+    pub(crate) case: Case,
     out: Value,
     ids: Value,
 }
 
 /// Requests of `per_request` rows; `slots[r]` is the state slot of request `r` in a carry of these cells.
 #[derive(Clone, Debug)]
-struct Rows {
-    per_request: usize,
-    positions: Vec<i32>,
-    token: Vec<i32>,
-    slots: Vec<i32>,
-    carried: Vec<i32>,
+pub(crate) struct Rows {
+    pub(crate) per_request: usize,
+    pub(crate) positions: Vec<i32>,
+    pub(crate) token: Vec<i32>,
+    pub(crate) slots: Vec<i32>,
+    pub(crate) carried: Vec<i32>,
 }
 
 impl Rows {
@@ -37,7 +37,7 @@ impl Rows {
         usize::try_from(token).ok().filter(|&id| id < VOCAB)
     }
 
-    fn build(&self, table: &[f32], streams: usize, dtype: Dtype) -> Built {
+    pub(crate) fn build(&self, table: &[f32], streams: usize, dtype: Dtype) -> Built {
         let mut case = Case::new();
         let (hidden, rows) = (table.len() / VOCAB, self.positions.len());
         let tokens = case.tokens(self.per_request, &self.positions);

@@ -7,13 +7,13 @@ use proptest::prelude::*;
 use crate::support::{Case, Draw, Dtype, EPS, Stored, Value, config, eps_of};
 
 #[derive(Clone, Copy, Debug)]
-struct Shape {
-    rows: usize,
-    experts: usize,
-    k: usize,
-    hidden: usize,
-    width: usize,
-    dtype: Dtype,
+pub(crate) struct Shape {
+    pub(crate) rows: usize,
+    pub(crate) experts: usize,
+    pub(crate) k: usize,
+    pub(crate) hidden: usize,
+    pub(crate) width: usize,
+    pub(crate) dtype: Dtype,
 }
 
 fn shapes() -> impl Strategy<Value = Shape> {
@@ -26,17 +26,17 @@ fn shapes() -> impl Strategy<Value = Shape> {
 }
 
 /// Everything both operations need.
-struct Data {
+pub(crate) struct Data {
     x: Vec<f32>,
     ids: Vec<i32>,
     scale: Vec<f32>,
-    up: Vec<f32>,
+    pub(crate) up: Vec<f32>,
     h: Vec<f32>,
-    down: Vec<f32>,
+    pub(crate) down: Vec<f32>,
     shared: Vec<f32>,
 }
 
-fn data(shape: Shape, ids: Vec<i32>, seed: u64) -> Data {
+pub(crate) fn data(shape: Shape, ids: Vec<i32>, seed: u64) -> Data {
     let Shape { rows, experts, k, hidden, width, .. } = shape;
     let mut draw = Draw::new(seed);
     Data {
@@ -76,7 +76,7 @@ fn last_token(shape: Shape, whole: &Data) -> Data {
     }
 }
 
-fn up(shape: Shape, data: &Data, limit: f32) -> (Case, Value) {
+pub(crate) fn up(shape: Shape, data: &Data, limit: f32) -> (Case, Value) {
     let Shape { rows, experts, k, hidden, width, dtype } = shape;
     let mut case = Case::new();
     let tokens = case.tokens(1, &vec![0; rows]);
@@ -101,7 +101,7 @@ fn up(shape: Shape, data: &Data, limit: f32) -> (Case, Value) {
     (case, h)
 }
 
-fn down(shape: Shape, data: &Data) -> (Case, Value) {
+pub(crate) fn down(shape: Shape, data: &Data) -> (Case, Value) {
     let Shape { rows, experts, k, hidden, width, dtype } = shape;
     let mut case = Case::new();
     let tokens = case.tokens(1, &vec![0; rows]);
@@ -215,7 +215,7 @@ fn q11_all_on_one_expert_on_the_last_or_on_none() {
 }
 
 /// `values` in the formats of checkpoints, in rows of `cols`.
-fn formats(values: &[f32], cols: usize) -> [Stored; 3] {
+pub(crate) fn formats(values: &[f32], cols: usize) -> [Stored; 3] {
     let (codes, scales) = fp8_block::quantize(values, cols).unwrap();
     let fp8 = Stored::Fp8 { codes, scales };
     let (codes, scales) = mxfp4::quantize(values).unwrap();

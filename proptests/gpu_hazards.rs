@@ -284,6 +284,10 @@ impl Backend for Repointing {
         self.inner.multiprocessors()
     }
 
+    fn shared_memory(&self) -> usize {
+        self.inner.shared_memory()
+    }
+
     fn allocate(&self, bytes: usize) -> Result<u64, CudaError> {
         self.inner.allocate(bytes)
     }

@@ -10,7 +10,7 @@ const HC_EPS: f32 = 1e-6;
 
 /// The weights of a mixing: `rows` logits over `n hidden` inputs.
 #[derive(Clone, Debug)]
-struct Mixing {
+pub(crate) struct Mixing {
     n: usize,
     hidden: usize,
     mix: Vec<f32>,
@@ -20,7 +20,7 @@ struct Mixing {
 }
 
 impl Mixing {
-    fn drawn(draw: &mut Draw, n: usize, hidden: usize, rows: usize, scales: usize) -> Self {
+    pub(crate) fn drawn(draw: &mut Draw, n: usize, hidden: usize, rows: usize, scales: usize) -> Self {
         let width = n * hidden;
         Self {
             n,
@@ -70,14 +70,14 @@ impl Mixing {
     }
 }
 
-struct Pre {
-    case: Case,
+pub(crate) struct Pre {
+    pub(crate) case: Case,
     out: Value,
     post: Value,
     comb: Value,
 }
 
-fn pre(m: &Mixing, positions: &[i32], streams: &[f32], dtype: Dtype) -> Pre {
+pub(crate) fn pre(m: &Mixing, positions: &[i32], streams: &[f32], dtype: Dtype) -> Pre {
     let (n, hidden, rows) = (m.n, m.hidden, positions.len());
     let mut case = Case::new();
     let tokens = case.tokens(1, positions);
@@ -111,7 +111,12 @@ fn pre(m: &Mixing, positions: &[i32], streams: &[f32], dtype: Dtype) -> Pre {
     Pre { case, out, post, comb }
 }
 
-fn post(positions: &[i32], n: usize, [streams, y, post, comb]: [&[f32]; 4], dtype: Dtype) -> (Case, Value) {
+pub(crate) fn post(
+    positions: &[i32],
+    n: usize,
+    [streams, y, post, comb]: [&[f32]; 4],
+    dtype: Dtype,
+) -> (Case, Value) {
     let (mut case, hidden) = (Case::new(), y.len() / positions.len());
     let tokens = case.tokens(1, positions);
     let streams = case.real("streams", dtype, streams);
@@ -123,7 +128,7 @@ fn post(positions: &[i32], n: usize, [streams, y, post, comb]: [&[f32]; 4], dtyp
     (case, out)
 }
 
-fn head(m: &Mixing, rows: &[i32], streams: &[f32], dtype: Dtype) -> (Case, Value) {
+pub(crate) fn head(m: &Mixing, rows: &[i32], streams: &[f32], dtype: Dtype) -> (Case, Value) {
     let (mut case, width) = (Case::new(), m.n * m.hidden);
     let count = streams.len() / width;
     let tokens = case.tokens(1, &vec![0; count]);

@@ -27,8 +27,8 @@ pub(crate) struct Setup {
     pub(crate) broken: Vec<(usize, usize, i32)>,
 }
 
-struct Built {
-    case: Case,
+pub(crate) struct Built {
+    pub(crate) case: Case,
     /// The logits, or the choice.
     output: Value,
 }
@@ -85,7 +85,7 @@ impl Setup {
     }
 
     /// `index_logits`, or `index_select` of so many rows.
-    fn build(&self, select: Option<usize>) -> Built {
+    pub(crate) fn build(&self, select: Option<usize>) -> Built {
         let (mut case, rows) = (Case::new(), self.positions.len());
         let tokens = case.tokens(1, &self.positions);
         let heads: Vec<_> = (0..rows * self.heads).map(|i| self.encoded(&self.query(i))).collect();

@@ -11,14 +11,14 @@ use crate::support::{
 const POSITIONS: usize = 50;
 const FORMATS: [IndexFormat; 4] = [IndexFormat::F32, IndexFormat::Bf16, IndexFormat::Fp8, IndexFormat::Fp4];
 
-struct Built {
-    case: Case,
+pub(crate) struct Built {
+    pub(crate) case: Case,
     codes: Value,
     scales: Option<Value>,
     format: IndexFormat,
 }
 
-fn build(positions: &[i32], q: &[f32], dtype: Dtype, format: IndexFormat) -> Built {
+pub(crate) fn build(positions: &[i32], q: &[f32], dtype: Dtype, format: IndexFormat) -> Built {
     let mut case = Case::new();
     let tokens = case.tokens(1, positions);
     let heads = q.len() / INDEX_DIM / positions.len();

@@ -3,16 +3,17 @@
 use std::ops::Range;
 
 use flashlane::format::index_row::IndexFormat;
-use flashlane::ops::{INDEX_DIM, IndexStore, Op, PAGE_ROWS, StateLayout};
+use flashlane::ops::{BufferId, INDEX_DIM, IndexStore, Op, PAGE_ROWS, StateLayout};
 use proptest::prelude::*;
 
 use crate::compress::{Finished, POSITIONS, RMS_EPS, Setup};
 use crate::support::{Case, Draw, config, hadamard_off, index_bytes, index_row, index_step};
 
-const LAYOUT: StateLayout = StateLayout { ratio: 4, width: INDEX_DIM };
+pub(crate) const LAYOUT: StateLayout = StateLayout { ratio: 4, width: INDEX_DIM };
 const FORMATS: [IndexFormat; 4] = [IndexFormat::F32, IndexFormat::Bf16, IndexFormat::Fp8, IndexFormat::Fp4];
 
-fn judge(setup: &Setup, format: IndexFormat) {
+/// The case, its state and its pool.
+pub(crate) fn build(setup: &Setup, format: IndexFormat) -> (Case, BufferId, BufferId) {
     let mut case = Case::new();
     let (tokens, [kvg, ape, norm, rope, state_slot, row_slot], state) = setup.operands(&mut case);
     let size = setup.book.pages * format.page_bytes(PAGE_ROWS);
@@ -38,6 +39,11 @@ fn judge(setup: &Setup, format: IndexFormat) {
         max_positions: POSITIONS,
         eps: RMS_EPS,
     }));
+    (case, state, pool)
+}
+
+fn judge(setup: &Setup, format: IndexFormat) {
+    let (case, state, pool) = build(setup, format);
     let runs = case.run();
     setup.judge_state(&runs, state);
     for Finished { place, exact } in setup.finished() {

@@ -7,14 +7,14 @@ use proptest::prelude::*;
 use crate::support::{Case, Draw, Dtype, EPS, Stored, Value, config, eps_of};
 
 #[derive(Clone, Debug)]
-struct Shape {
-    rows: usize,
-    depth: usize,
-    per_group: usize,
-    groups: usize,
-    limit: Option<f32>,
-    dtype: Dtype,
-    f32_out: bool,
+pub(crate) struct Shape {
+    pub(crate) rows: usize,
+    pub(crate) depth: usize,
+    pub(crate) per_group: usize,
+    pub(crate) groups: usize,
+    pub(crate) limit: Option<f32>,
+    pub(crate) dtype: Dtype,
+    pub(crate) f32_out: bool,
 }
 
 fn shapes() -> impl Strategy<Value = Shape> {
@@ -32,12 +32,12 @@ fn shapes() -> impl Strategy<Value = Shape> {
     )
 }
 
-struct Built {
-    case: Case,
+pub(crate) struct Built {
+    pub(crate) case: Case,
     out: Value,
 }
 
-fn build(shape: &Shape, x: &[f32], weight: &[f32]) -> Built {
+pub(crate) fn build(shape: &Shape, x: &[f32], weight: &[f32]) -> Built {
     let mut case = Case::new();
     let weight_rows = shape.per_group * shape.groups;
     let epilogue = shape.limit.map_or(Epilogue::None, |limit| Epilogue::SwiGlu { limit });
@@ -54,7 +54,7 @@ fn build(shape: &Shape, x: &[f32], weight: &[f32]) -> Built {
     Built { case, out }
 }
 
-fn inputs(shape: &Shape, seed: u64) -> (Vec<f32>, Vec<f32>) {
+pub(crate) fn inputs(shape: &Shape, seed: u64) -> (Vec<f32>, Vec<f32>) {
     let mut draw = Draw::new(seed);
     let scale = (1.0 / shape.depth as f32).sqrt();
     (
@@ -132,7 +132,7 @@ fn swiglu_clamps_the_gate_from_above_and_the_up_on_both_sides() {
 }
 
 /// `values` in the formats of checkpoints, in rows of `depth`.
-fn formats(values: &[f32], depth: usize) -> [Stored; 3] {
+pub(crate) fn formats(values: &[f32], depth: usize) -> [Stored; 3] {
     let (codes, scales) = fp8_block::quantize(values, depth).unwrap();
     let fp8 = Stored::Fp8 { codes, scales };
     let (codes, scales) = mxfp4::quantize(values).unwrap();
@@ -160,9 +160,10 @@ fn every_storage_format_is_the_oracles() {
 }
 
 /// Many rows and few go through different kernels: each is the oracle's, and a row has the same bits in all.
-fn judge_row_counts(depth: usize, groups: usize, limit: Option<f32>) {
+fn judge_row_counts(depth: usize, groups: usize, limit: Option<f32>, per_group: usize, counts: &[usize]) {
     let mut draw = Draw::new(11);
-    let shape = Shape { rows: 70, depth, per_group: 132, groups, limit, dtype: Dtype::Bf16, f32_out: true };
+    let rows = counts[counts.len() - 1];
+    let shape = Shape { rows, depth, per_group, groups, limit, dtype: Dtype::Bf16, f32_out: true };
     let values = draw.exact(shape.per_group * groups * depth, (1.0 / depth as f32).sqrt());
     let x = draw.exact(shape.rows * depth * groups, 1.0);
     let plain = Stored::Bf16(values.clone());
@@ -175,7 +176,7 @@ fn judge_row_counts(depth: usize, groups: usize, limit: Option<f32>) {
         };
         let (many, out, decoded) = run(shape.rows);
         many.agree_within(&out, &bounds(&shape, &x, &decoded));
-        for rows in [1, 8, 9, 33] {
+        for &rows in &counts[..counts.len() - 1] {
             let (few, few_out, _) = run(rows);
             for (few, many) in few.all.iter().zip(&many.all) {
                 let few_bits = few.real(&few_out);
@@ -187,17 +188,23 @@ fn judge_row_counts(depth: usize, groups: usize, limit: Option<f32>) {
 
 #[test]
 fn row_counts_change_no_bit() {
-    judge_row_counts(512, 1, None);
+    judge_row_counts(512, 1, None, 132, &[1, 8, 9, 32, 33, 64, 65, 130]);
+}
+
+/// So deep that every segment of the sum goes round its ring of stages.
+#[test]
+fn row_counts_change_no_bit_over_a_deep_sum() {
+    judge_row_counts(5632, 1, None, 20, &[1, 9, 40, 66]);
 }
 
 #[test]
 fn row_counts_change_no_bit_with_groups_and_rows_that_end_within_a_step() {
-    judge_row_counts(160, 2, None);
+    judge_row_counts(160, 2, None, 132, &[1, 8, 9, 33, 70]);
 }
 
 #[test]
 fn row_counts_change_no_bit_with_swiglu() {
-    judge_row_counts(256, 1, Some(10.0));
+    judge_row_counts(256, 1, Some(10.0), 132, &[1, 8, 9, 33, 70]);
 }
 
 proptest! {

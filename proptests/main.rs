@@ -27,6 +27,8 @@ mod topk;
 mod emulator;
 #[cfg(feature = "cuda")]
 mod nvfp4;
+#[cfg(feature = "cuda")]
+mod sanitize;
 
 mod ahead;
 mod any_order;

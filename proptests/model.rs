@@ -136,7 +136,7 @@ struct Golden {
 
 impl Golden {
     fn open() -> Self {
-        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("proptests/golden");
+        let dir = crate::support::root().join("proptests/golden");
         let json: serde_json::Value =
             serde_json::from_slice(&std::fs::read(dir.join("tiny_a.json")).unwrap()).unwrap();
         // The same weights as `transformers` saves them (tools/golden/save_pretrained.py), where a directory is named.

@@ -8,7 +8,7 @@ use crate::support::{Case, Draw, Dtype, Off, Value, config, norm_off, rope_off, 
 const POSITIONS: usize = 40;
 const PLAIN: [f32; HEAD_DIM] = [1.0; HEAD_DIM];
 
-fn build(positions: &[i32], q: &[f32], dtype: Dtype) -> (Case, Value) {
+pub(crate) fn build(positions: &[i32], q: &[f32], dtype: Dtype) -> (Case, Value) {
     let mut case = Case::new();
     let tokens = case.tokens(1, positions);
     let heads = q.len() / HEAD_DIM / positions.len();

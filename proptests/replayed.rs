@@ -43,6 +43,7 @@ enum Runner {
 }
 
 fn runners() -> Vec<Runner> {
+    #[cfg_attr(not(feature = "cuda"), expect(unused_mut, reason = "devices come with the feature"))]
     let mut all = vec![Runner::Serial, Runner::Simulator(3)];
     #[cfg(feature = "cuda")]
     {

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use crate::support::{Case, Draw, Dtype, EPS, Value, config};
 
-fn case(rows: usize, x: &[f32], weight: &[f32], dtype: Dtype) -> (Case, Value) {
+pub(crate) fn case(rows: usize, x: &[f32], weight: &[f32], dtype: Dtype) -> (Case, Value) {
     let mut case = Case::new();
     let width = weight.len();
     let x = case.real("x", dtype, x);

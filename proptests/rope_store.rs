@@ -11,7 +11,7 @@ use crate::support::{
 const POSITIONS: usize = 300;
 const EPS: f32 = 1e-6;
 
-struct Setup {
+pub(crate) struct Setup {
     positions: Vec<i32>,
     slots: Vec<i64>,
     kv: Vec<f32>,
@@ -22,7 +22,7 @@ struct Setup {
 
 impl Setup {
     /// Requests of one token each, at random positions, in pages of their own.
-    fn drawn(seed: u64, rows: usize, dtype: Dtype) -> Self {
+    pub(crate) fn drawn(seed: u64, rows: usize, dtype: Dtype) -> Self {
         let mut draw = Draw::new(seed);
         let book = Book::new(&mut draw, rows, POSITIONS.div_ceil(PAGE_ROWS), PAGE_ROWS);
         let at: Vec<usize> = (0..rows).map(|_| draw.below(POSITIONS)).collect();
@@ -43,7 +43,7 @@ impl Setup {
         inside.then_some((slot / PAGE_ROWS, slot % PAGE_ROWS))
     }
 
-    fn build(&self, format: KvFormat, trained: bool) -> (Case, flashlane::ops::BufferId) {
+    pub(crate) fn build(&self, format: KvFormat, trained: bool) -> (Case, flashlane::ops::BufferId) {
         let mut case = Case::new();
         let tokens = case.tokens(1, &self.positions);
         let kv = case.real("kv", self.dtype, &self.kv);

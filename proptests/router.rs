@@ -5,19 +5,19 @@ use proptest::prelude::*;
 
 use crate::support::{Case, Draw, Dtype, EPS, Runs, Stored, Value, config};
 
-struct Built {
-    case: Case,
+pub(crate) struct Built {
+    pub(crate) case: Case,
     ids: Value,
     weights: Value,
     k: usize,
 }
 
-enum Choice<'a> {
+pub(crate) enum Choice<'a> {
     Bias(&'a [f32]),
     Table { rows: &'a [i32], token: &'a [i32] },
 }
 
-fn build(positions: &[i32], logits: &[f32], choice: &Choice<'_>, k: usize) -> Built {
+pub(crate) fn build(positions: &[i32], logits: &[f32], choice: &Choice<'_>, k: usize) -> Built {
     let mut case = Case::new();
     let (rows, experts) = (positions.len(), logits.len() / positions.len());
     let tokens = case.tokens(1, positions);

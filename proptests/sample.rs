@@ -6,25 +6,25 @@ use proptest::prelude::*;
 use crate::support::{Case, Draw, Dtype, Runs, Value, config};
 
 #[derive(Clone, Debug)]
-struct Row {
-    logits: Vec<f32>,
-    temperature: f32,
-    top_p: f32,
-    min_p: f32,
-    top_k: i32,
-    seed: u64,
-    position: i32,
+pub(crate) struct Row {
+    pub(crate) logits: Vec<f32>,
+    pub(crate) temperature: f32,
+    pub(crate) top_p: f32,
+    pub(crate) min_p: f32,
+    pub(crate) top_k: i32,
+    pub(crate) seed: u64,
+    pub(crate) position: i32,
 }
 
 impl Row {
-    fn plain(logits: &[f32]) -> Self {
+    pub(crate) fn plain(logits: &[f32]) -> Self {
         let logits = logits.to_vec();
         Self { logits, temperature: 1.0, top_p: 1.0, min_p: 0.0, top_k: 0, seed: 1, position: 0 }
     }
 }
 
-struct Built {
-    case: Case,
+pub(crate) struct Built {
+    pub(crate) case: Case,
     token: Value,
     status: Value,
     carry: BufferId,
@@ -35,7 +35,7 @@ fn slot(row: usize, rows: usize) -> i32 {
     if row % 8 == 3 { [-1, i32::MAX][row / 8 % 2] } else { i32::try_from(rows - 1 - row).unwrap() }
 }
 
-fn build(rows: &[Row]) -> Built {
+pub(crate) fn build(rows: &[Row]) -> Built {
     let mut case = Case::new();
     let (samples, vocab) = (rows.len(), rows[0].logits.len());
     let flat: Vec<f32> = rows.iter().flat_map(|r| r.logits.clone()).collect();

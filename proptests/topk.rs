@@ -6,11 +6,11 @@ use proptest::prelude::*;
 use crate::support::{Case, Draw, Dtype, Runs, Value, config};
 
 /// The last position that sees `visible` rows and no more.
-fn position(visible: usize) -> i32 {
+pub(crate) fn position(visible: usize) -> i32 {
     i32::try_from(visible * 4 + 3).unwrap() - 1
 }
 
-fn build(positions: &[i32], logits: &[f32], k: usize) -> (Case, Value) {
+pub(crate) fn build(positions: &[i32], logits: &[f32], k: usize) -> (Case, Value) {
     let mut case = Case::new();
     let tokens = case.tokens(1, positions);
     let width = logits.len() / positions.len();

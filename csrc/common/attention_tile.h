@@ -54,17 +54,26 @@ struct Shared {
   const uint8_t* scale_data[kAhead][kTile];
 };
 
-// The data of row i of the list, or null; and of its scales.
-FL_DEVICE const uint8_t* find_row(const AttentionParams& p, const RowList& list, int64_t t, int i, const uint8_t*& scales) {
-  scales = nullptr;
-  if (i >= list.window + list.compressed) return nullptr;
+// The row that stands at place i of the list, before it is checked; -1 past its end.
+FL_DEVICE int listed_row(const AttentionParams& p, const RowList& list, int64_t t, int i) {
+  if (i >= list.window + list.compressed) return -1;
+  if (i < list.window) return list.window_start + i;
+  return p.source == kCompressedSelected ? p.selected[t * p.k + (i - list.window)] : i - list.window;
+}
+
+// The page of that row, -1 if it is masked.
+FL_DEVICE int32_t listed_page(const AttentionParams& p, const RowList& list, int64_t t, int i, int row) {
   bool in_window = i < list.window;
-  const PagedRows& paged = in_window ? p.window : p.compressed;
-  int row = in_window ? list.window_start + i : i - list.window;
-  if (!in_window && p.source == kCompressedSelected) row = p.selected[t * p.k + row];
-  if (row < 0 || (!in_window && row >= list.visible)) return nullptr;
-  int32_t id = page_of(paged, t / p.per_request, row);
+  if (row < 0 || (!in_window && row >= list.visible)) return -1;
+  return page_of(in_window ? p.window : p.compressed, t / p.per_request, row);
+}
+
+// Its data on that page, null if it is masked; and its scales.
+FL_DEVICE const uint8_t* listed_data(const AttentionParams& p, const RowList& list, int i, int row, int32_t id,
+                                     const uint8_t*& scales) {
+  scales = nullptr;
   if (id < 0) return nullptr;
+  const PagedRows& paged = i < list.window ? p.window : p.compressed;
   const uint8_t* page = paged.pool + id * kv_page_bytes(p.format, paged.page_rows);
   int in_page = row % paged.page_rows;
   scales = page + (int64_t)paged.page_rows * kKvData + in_page * kKvScales;
@@ -74,7 +83,9 @@ FL_DEVICE const uint8_t* find_row(const AttentionParams& p, const RowList& list,
 // Finds the rows of a tile, one a thread of `threads` whose slot is not negative.
 FL_DEVICE void find_rows(const AttentionParams& p, int64_t t, int tile, int slot, Shared& s) {
   if (slot < 0 || slot >= kTile) return;
-  s.data[tile % kAhead][slot] = find_row(p, s.list, t, tile * kTile + slot, s.scale_data[tile % kAhead][slot]);
+  int i = tile * kTile + slot, row = listed_row(p, s.list, t, i);
+  int32_t id = listed_page(p, s.list, t, i, row);
+  s.data[tile % kAhead][slot] = listed_data(p, s.list, i, row, id, s.scale_data[tile % kAhead][slot]);
 }
 
 // Sixteen fp8 codes to as many bf16, in order.

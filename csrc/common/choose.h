@@ -269,9 +269,11 @@ FL_DEVICE uint2 count_marks(int rank, Choice& s) {
   s.histogram[w] = before;
   s.histogram[w + 1] = before + first;
   if (threadIdx.x == 0) s.total = total;
-  group_sync<kBlocks>();
+  if (kBlocks > 1) cluster_arrive();
+  __syncthreads();  // The block's own reads of its counts: the race checker has no eye for a cluster's barrier.
   uint2 base{0, 0};
   if (kBlocks > 1) {
+    cluster_wait();
     uint32_t theirs = lane_idx() < rank ? *cluster_peer(&s.total, lane_idx()) : 0;
     cluster_arrive();
     for (int b = 0; b < rank; ++b) {

@@ -291,15 +291,17 @@ impl Case {
         let mut memory = Memory::new(&self.graph, &self.plan);
         memory.arena.fill(poison);
         let mut resident = Resident::default();
-        for id in self.graph.buffer_ids() {
-            let bytes = self.before(id, poison);
+        let owned = |bytes: Vec<u8>| {
             let mut owned = flashlane::step::Bytes::zeroed(bytes.len());
             owned.copy_from_slice(&bytes);
+            owned
+        };
+        for id in self.graph.buffer_ids() {
             match self.graph.buffer(id).class {
-                Class::Pool(_) => resident.pools.push(owned),
-                Class::State(_) => resident.states.push(owned),
+                Class::Pool(_) => resident.pools.push(owned(self.before(id, poison))),
+                Class::State(_) => resident.states.push(owned(self.before(id, poison))),
                 Class::Transient => {
-                    let start = self.plan.offsets[id.0 as usize].unwrap();
+                    let (start, bytes) = (self.plan.offsets[id.0 as usize].unwrap(), self.before(id, poison));
                     memory.arena[start..start + bytes.len()].copy_from_slice(&bytes);
                 }
                 _ => {}

@@ -20,8 +20,9 @@ pub(crate) fn executors() -> Vec<Box<dyn Executor>> {
     #[cfg(feature = "emulator")]
     {
         let emulator = |seed| Arc::new(flashlane::cuda::Emulator::new(seed));
+        let small = flashlane::cuda::Emulator::with_shared_memory(2, 99 << 10);
         all.push(Box::new(Cuda::new("emulator, seed 1", emulator(1))));
-        all.push(Box::new(Cuda::new("emulator, seed 2", emulator(2))));
+        all.push(Box::new(Cuda::new("emulator, seed 2, 99 KiB of shared memory", Arc::new(small))));
         all.push(Box::new(Cuda::new("emulator, simple reader", emulator(3)).simple_reader()));
     }
     if let Some(gpu) = gpu() {
@@ -50,6 +51,9 @@ pub(crate) fn gpu() -> Option<Arc<dyn Backend>> {
     .clone()
 }
 
+/// The exit status for it, as `tools/gpu-check` knows it.
+const DEVICE_FAULT: i32 = 70;
+
 pub(crate) struct Cuda {
     name: &'static str,
     backend: Arc<dyn Backend>,
@@ -62,17 +66,22 @@ impl Cuda {
     }
 
     /// The same with the simple reader of index keys; it then takes nothing but what reads them.
-    fn simple_reader(self) -> Self {
+    pub(crate) fn simple_reader(self) -> Self {
         Self { options: Options { index_reader: IndexReader::Simple }, ..self }
     }
 
-    fn executor(&self, case: &Case) -> Result<flashlane::cuda::Executor, CudaError> {
-        let mut weights = DeviceWeights::default();
-        for (id, weight) in &case.weights {
-            weights.insert(*id, upload(&self.backend, weight)?);
+    /// What the driver reports ends the process: after a fault nothing runs in this context any more, so every later case would
+    /// fail, and shrinking would name a case that did nothing wrong.
+    fn words(&self, error: &CudaError) -> String {
+        if self.backend.name() == "gpu" && matches!(error, CudaError::Driver { .. }) {
+            eprintln!("device fault: {error}");
+            std::process::exit(DEVICE_FAULT);
         }
-        let backend = Arc::clone(&self.backend);
-        Ok(flashlane::cuda::Executor { backend, weights, options: self.options })
+        error.to_string()
+    }
+
+    fn executor(&self, case: &Case) -> Result<flashlane::cuda::Executor, CudaError> {
+        executor(&self.backend, case, self.options)
     }
 
     /// The launches, over copies of the case's memory.
@@ -82,6 +91,19 @@ impl Cuda {
         let device = DeviceResident::upload(&self.backend, &resident)?;
         self.executor(case)?.launches(&case.graph, &case.plan, &step, &device).map(drop)
     }
+}
+
+/// An executor with the weights of a case.
+pub(crate) fn executor(
+    backend: &Arc<dyn Backend>,
+    case: &Case,
+    options: Options,
+) -> Result<flashlane::cuda::Executor, CudaError> {
+    let mut weights = DeviceWeights::default();
+    for (id, weight) in &case.weights {
+        weights.insert(*id, upload(backend, weight)?);
+    }
+    Ok(flashlane::cuda::Executor { backend: Arc::clone(backend), weights, options })
 }
 
 /// A weight in the form that kernels read: FP8 block scales as f32, NVFP4's second level once a matrix of the stack (as
@@ -119,7 +141,7 @@ impl Executor for Cuda {
     }
 
     fn run(&self, case: &Case, memory: &mut Memory, resident: &mut Resident) -> Result<(), String> {
-        let executor = self.executor(case).map_err(|e| e.to_string())?;
-        executor.run_on_host_memory(&case.graph, &case.plan, memory, resident).map_err(|e| e.to_string())
+        let mut run = || self.executor(case)?.run_on_host_memory(&case.graph, &case.plan, memory, resident);
+        run().map_err(|error| self.words(&error))
     }
 }

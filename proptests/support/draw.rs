@@ -2,9 +2,14 @@
 
 use proptest::test_runner::{Config, RngSeed};
 
-/// `cases` cases, the same in every run.
+/// `cases` cases, the same in every run with the same `FLASHLANE_SEED`, a number.
 pub(crate) fn config(cases: u32) -> Config {
-    Config { cases, failure_persistence: None, rng_seed: RngSeed::Fixed(0x5eed), ..Config::default() }
+    let number = |text: String| match text.parse() {
+        Ok(number) => number,
+        Err(_) => panic!("FLASHLANE_SEED: expected a whole number, found {text:?}"),
+    };
+    let seed = std::env::var("FLASHLANE_SEED").map_or(0x5eed, number);
+    Config { cases, failure_persistence: None, rng_seed: RngSeed::Fixed(seed), ..Config::default() }
 }
 
 /// A stream of numbers that its seed alone decides.
@@ -16,7 +21,7 @@ impl Draw {
         Self(seed)
     }
 
-    fn next(&mut self) -> u64 {
+    pub(crate) fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -25,12 +30,12 @@ impl Draw {
 
     /// Uniform in `0..n`.
     pub(crate) fn below(&mut self, n: usize) -> usize {
-        usize::try_from(self.next() % n as u64).unwrap()
+        usize::try_from(self.bits() % n as u64).unwrap()
     }
 
     /// Uniform in `[-1, 1)`, exact in f32.
     pub(crate) fn uniform(&mut self) -> f32 {
-        (self.next() >> 40) as f32 / (1u32 << 23) as f32 - 1.0
+        (self.bits() >> 40) as f32 / (1u32 << 23) as f32 - 1.0
     }
 
     /// Roughly normal, of standard deviation `scale`: a sum of three uniform numbers, so bounded by `3 scale`.

@@ -23,6 +23,11 @@ pub(crate) use run::{Found, Runs};
 
 pub(crate) use flashlane::ops::{Dtype, Value};
 
+/// The repository: `FLASHLANE_ROOT` where the tests run on another machine than they were built on.
+pub(crate) fn root() -> std::path::PathBuf {
+    std::env::var_os("FLASHLANE_ROOT").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into()).into()
+}
+
 /// Runs a case once, with no judging.
 #[cfg(feature = "emulator")]
 pub(crate) fn run_once(

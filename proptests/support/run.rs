@@ -1,5 +1,7 @@
 //! Executors, and promise 2 of every run: declared means declared.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use flashlane::cpu::{self, simd::Simd};
 use flashlane::ops::{BufferId, Dtype, Value};
 use flashlane::reference;
@@ -39,15 +41,7 @@ impl Executor for Cpu {
     }
 
     fn run(&self, case: &Case, memory: &mut Memory, resident: &mut Resident) -> Result<(), String> {
-        let mut weights = cpu::Weights::with_simd(self.0);
-        for (id, weight) in &case.weights {
-            match (&weight.stored, weight.matrix()) {
-                (_, Some(matrix)) => weights.insert(*id, matrix),
-                (Stored::Table(table), None) => weights.insert_table(*id, table.clone()),
-                (Stored::F32(values), None) => weights.insert_f32(*id, values.clone()),
-                (other, None) => return Err(format!("{other:?} has no matrix")),
-            }
-        }
+        let weights = case.cpu_weights(self.0)?;
         cpu::serial::run_step(&case.graph, &case.plan, memory, resident, &weights).map_err(|e| e.to_string())
     }
 }
@@ -107,15 +101,39 @@ fn elements<E: bytemuck::Pod>(bytes: &[u8]) -> Vec<E> {
 /// A quiet NaN in f32 and bf16, -1 in i32; and a large number in all three.
 const POISONS: [u8; 2] = [0xff, 0x7f];
 
+/// With `FLASHLANE_TRACE` numbers the runs of this process: where one hangs or brings the device down, the last number and the
+/// seed say which it was.
+fn trace() {
+    static RUNS: AtomicUsize = AtomicUsize::new(0);
+    if std::env::var_os("FLASHLANE_TRACE").is_some() {
+        eprintln!("run {}", RUNS.fetch_add(1, Ordering::Relaxed));
+    }
+}
+
 /// What each executor made of a case, the oracle first.
 pub(crate) struct Runs {
     pub(crate) all: Vec<Found>,
 }
 
 impl Case {
+    /// The weights as the CPU path holds them.
+    pub(crate) fn cpu_weights(&self, simd: Simd) -> Result<cpu::Weights, String> {
+        let mut weights = cpu::Weights::with_simd(simd);
+        for (id, weight) in &self.weights {
+            match (&weight.stored, weight.matrix()) {
+                (_, Some(matrix)) => weights.insert(*id, matrix),
+                (Stored::Table(table), None) => weights.insert_table(*id, table.clone()),
+                (Stored::F32(values), None) => weights.insert_f32(*id, values.clone()),
+                (other, None) => return Err(format!("{other:?} has no matrix")),
+            }
+        }
+        Ok(weights)
+    }
+
     /// Runs every executor under two poisons. What a node was not given to read must not show in what it writes, so the
     /// two results agree; what it was not given to write, guards included, must be as before.
     pub(crate) fn run(&self) -> Runs {
+        trace();
         let all = executors();
         Runs { all: all.iter().filter(|e| e.takes(self)).map(|e| self.run_on(e.as_ref())).collect() }
     }
@@ -125,7 +143,7 @@ impl Case {
         pool.install(|| self.run_poisoned(&Cpu(simd), POISONS[0]))
     }
 
-    fn run_on(&self, executor: &dyn Executor) -> Found {
+    pub(crate) fn run_on(&self, executor: &dyn Executor) -> Found {
         let [first, second] = POISONS.map(|poison| self.run_poisoned(executor, poison));
         for id in self.graph.buffer_ids() {
             let written = self.written(id);

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{CudaError, Launch, Reading, Route};
+use super::{CudaError, Launch, Reading, Route, delay_launch};
 
 /// A step's launches, by node, and how they reach the device.
 #[derive(Clone, Debug)]
@@ -90,6 +90,9 @@ pub trait Backend: std::fmt::Debug + Send + Sync {
 
     /// Streaming multiprocessors, for persistent grids.
     fn multiprocessors(&self) -> usize;
+
+    /// Bytes of shared memory that a block may have.
+    fn shared_memory(&self) -> usize;
 
     /// Device memory, aligned to 256 bytes.
     ///
@@ -183,7 +186,7 @@ pub trait Backend: std::fmt::Debug + Send + Sync {
     /// [`CudaError::NoKernel`], [`CudaError::Driver`], [`CudaError::Emulator`].
     unsafe fn launch(&self, launch: &Launch) -> Result<(), CudaError>;
 
-    /// Launches a script. A backend with one stream runs it in append order.
+    /// Launches a script. A backend with one stream runs it in append order, with its delays.
     ///
     /// # Safety
     /// As [`launch`](Self::launch), for every launch.
@@ -191,7 +194,11 @@ pub trait Backend: std::fmt::Debug + Send + Sync {
     /// # Errors
     /// As [`launch`](Self::launch).
     unsafe fn issue(&self, script: &Script) -> Result<(), CudaError> {
-        for launch in &script.launches {
+        for (at, launch) in script.launches.iter().enumerate() {
+            if let Some(microseconds) = script.delays.get(&at) {
+                // SAFETY: it touches no memory.
+                unsafe { self.launch(&delay_launch(*microseconds))? };
+            }
             // SAFETY: the caller's.
             unsafe { self.launch(launch)? };
         }
@@ -208,24 +215,6 @@ pub trait Backend: std::fmt::Debug + Send + Sync {
     unsafe fn capture(self: Arc<Self>, script: Script) -> Result<Box<dyn Capture>, CudaError> {
         let _ = script;
         Err(CudaError::Unsupported { op: "capture", what: "a captured graph off a GPU" })
-    }
-
-    /// Times launches as one captured graph: microseconds of each of `repeats` replays, `before` running untimed ahead of
-    /// each.
-    ///
-    /// # Safety
-    /// As [`launch`](Self::launch), for every launch and replay.
-    ///
-    /// # Errors
-    /// [`CudaError::Unsupported`] where there is no clock that means anything; else as [`launch`](Self::launch).
-    unsafe fn replay(
-        &self,
-        before: &[Launch],
-        launches: &[Launch],
-        repeats: usize,
-    ) -> Result<Vec<f32>, CudaError> {
-        let _ = (before, launches, repeats);
-        Err(CudaError::Unsupported { op: "replay", what: "timing off a GPU" })
     }
 
     /// Waits for every launch so far.

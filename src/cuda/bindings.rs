@@ -15,6 +15,8 @@ pub struct Bindings<'a> {
     pub buffers: Vec<Option<(u64, usize)>>,
     pub weights: &'a DeviceWeights,
     pub multiprocessors: usize,
+    /// Bytes of shared memory that a block may have.
+    pub shared_memory: usize,
     /// Every address moved by its buffer's [`displacement`](super::displacement): for a capture that is read, never run.
     pub displaced: bool,
 }

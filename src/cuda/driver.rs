@@ -54,6 +54,7 @@ pub struct Gpu {
     pub(super) context: Arc<CudaContext>,
     pub(super) stream: Arc<CudaStream>,
     multiprocessors: usize,
+    shared_memory: usize,
     loaded: Mutex<Loaded>,
 }
 
@@ -97,9 +98,12 @@ impl Gpu {
     }
 
     pub(super) fn with_stream(context: Arc<CudaContext>, stream: Arc<CudaStream>) -> Result<Self, CudaError> {
-        let count = sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
-        let count = context.attribute(count).map_err(failed("cuDeviceGetAttribute"))?;
+        let attribute = |which| context.attribute(which).map_err(failed("cuDeviceGetAttribute"));
+        let count = attribute(sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        let shared =
+            attribute(sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
         let multiprocessors = usize::try_from(count).unwrap_or(1);
+        let shared_memory = usize::try_from(shared).unwrap_or(0);
         Ok(Self {
             #[cfg(feature = "cust")]
             caller: None,
@@ -107,6 +111,7 @@ impl Gpu {
             context,
             stream,
             multiprocessors,
+            shared_memory,
             loaded: Mutex::default(),
         })
     }
@@ -243,6 +248,10 @@ impl Backend for Gpu {
         self.multiprocessors
     }
 
+    fn shared_memory(&self) -> usize {
+        self.shared_memory
+    }
+
     fn allocate(&self, bytes: usize) -> Result<u64, CudaError> {
         self.bind()?;
         // SAFETY: the context is current.
@@ -322,43 +331,6 @@ impl Backend for Gpu {
     unsafe fn capture(self: Arc<Self>, script: Script) -> Result<Box<dyn Capture>, CudaError> {
         // SAFETY: the caller's.
         unsafe { self.capture_script(script) }
-    }
-
-    unsafe fn replay(
-        &self,
-        before: &[Launch],
-        launches: &[Launch],
-        repeats: usize,
-    ) -> Result<Vec<f32>, CudaError> {
-        let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // Once outside capture: modules load and errors show here.
-        for launch in before.iter().chain(launches) {
-            // SAFETY: the caller's.
-            unsafe { self.launch(launch)? };
-        }
-        self.synchronize()?;
-        self.stream.begin_capture(mode).map_err(failed("cuStreamBeginCapture"))?;
-        for launch in launches {
-            // SAFETY: the caller's.
-            unsafe { self.launch(launch)? };
-        }
-        let flags = sys::CUgraphInstantiate_flags_enum::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
-        let graph = self.stream.end_capture(flags).map_err(failed("cuStreamEndCapture"))?;
-        let graph = graph.ok_or(CudaError::Unsupported { op: "replay", what: "a step with no launches" })?;
-        let timed = Some(sys::CUevent_flags_enum::CU_EVENT_DEFAULT);
-        let mut all = Vec::with_capacity(repeats);
-        for _ in 0..repeats {
-            for launch in before {
-                // SAFETY: the caller's.
-                unsafe { self.launch(launch)? };
-            }
-            let start = self.stream.record_event(timed).map_err(failed("cuEventRecord"))?;
-            graph.launch().map_err(failed("cuGraphLaunch"))?;
-            let end = self.stream.record_event(timed).map_err(failed("cuEventRecord"))?;
-            self.synchronize()?;
-            all.push(1000.0 * start.elapsed_ms(&end).map_err(failed("cuEventElapsedTime"))?);
-        }
-        Ok(all)
     }
 
     fn synchronize(&self) -> Result<(), CudaError> {

@@ -33,6 +33,8 @@ entries! {
     Attention5, flashlane_emu_attention_5;
     Attention8, flashlane_emu_attention_8;
     AttentionAlone, flashlane_emu_attention_alone;
+    AttentionWide2, flashlane_emu_attention_wide_2;
+    AttentionWide4, flashlane_emu_attention_wide_4;
     Canary, flashlane_emu_canary;
     CompressC4, flashlane_emu_compress_c4;
     CompressC128, flashlane_emu_compress_c128;
@@ -52,6 +54,10 @@ entries! {
     IndexStore, flashlane_emu_index_store;
     Linear8, flashlane_emu_linear_8;
     Linear32, flashlane_emu_linear_32;
+    Linear64, flashlane_emu_linear_64;
+    Linear128, flashlane_emu_linear_128;
+    Linear64Alone, flashlane_emu_linear_64_alone;
+    Linear128Alone, flashlane_emu_linear_128_alone;
     Fp4ToBf16, flashlane_emu_nvfp4_to_bf16;
     Fp4ToE4m3, flashlane_emu_nvfp4_to_e4m3;
     Fp4Quantize, flashlane_emu_nvfp4_quantize;
@@ -77,18 +83,25 @@ unsafe extern "C" {
 pub struct Emulator {
     seed: u64,
     planted: bool,
+    shared_memory: usize,
 }
 
 impl Emulator {
     #[must_use]
     pub fn new(seed: u64) -> Self {
-        Self { seed, planted: false }
+        Self { seed, planted: false, shared_memory: 227 << 10 }
+    }
+
+    /// One whose blocks have so many bytes of shared memory: operations choose their kernels by it.
+    #[must_use]
+    pub fn with_shared_memory(seed: u64, bytes: usize) -> Self {
+        Self { shared_memory: bytes, ..Self::new(seed) }
     }
 
     /// One that runs `rmsnorm` without its barriers, to show that it would be found out.
     #[must_use]
     pub fn with_planted_fault(seed: u64) -> Self {
-        Self { seed, planted: true }
+        Self { planted: true, ..Self::new(seed) }
     }
 
     fn entry(&self, kernel: Kernel) -> Entry {
@@ -107,6 +120,10 @@ impl Backend for Emulator {
 
     fn multiprocessors(&self) -> usize {
         2
+    }
+
+    fn shared_memory(&self) -> usize {
+        self.shared_memory
     }
 
     fn allocate(&self, bytes: usize) -> Result<u64, CudaError> {

@@ -83,8 +83,9 @@ impl Executor {
         buffers: Vec<Option<(u64, usize)>>,
         displaced: bool,
     ) -> Result<Vec<Launch>, CudaError> {
-        let (weights, multiprocessors) = (&self.weights, self.backend.multiprocessors());
-        let bindings = Bindings { graph, buffers, weights, multiprocessors, displaced };
+        let (multiprocessors, shared_memory) = (self.backend.multiprocessors(), self.backend.shared_memory());
+        let weights = &self.weights;
+        let bindings = Bindings { graph, buffers, weights, multiprocessors, shared_memory, displaced };
         let one = |node: &crate::step::Node| {
             let launch = launch(&node.op, &bindings, self.options)?;
             if node.waits { Ok(launch) } else { launch.with(Fault::Unwaited) }
@@ -168,9 +169,9 @@ impl Executor {
         Ok(Script { launches, route: mode.route(scheduled), delays: BTreeMap::new() })
     }
 
-    /// As [`ready`](Self::ready), with nothing proved: for known bugs, run on purpose. `delays` holds nodes back for so many
-    /// microseconds: their stream is kept busy before them, or, where a kernel that does not wait follows, they themselves
-    /// take long once it may begin.
+    /// As [`ready`](Self::ready), with nothing proved: for known bugs, run on purpose, and for benchmarks. `delays` holds nodes
+    /// back for so many microseconds: their stream is kept busy before them, or, where a kernel that does not wait follows, they
+    /// themselves take long once it may begin.
     ///
     /// # Errors
     /// [`CudaError`].
@@ -243,28 +244,6 @@ impl Executor {
             unsafe { self.backend.launch(&launch)? };
         }
         self.backend.synchronize()
-    }
-
-    /// Times a step as one captured graph: microseconds of each replay. `cold` clears the second-level cache before each
-    /// by writing 128 MiB.
-    ///
-    /// # Errors
-    /// As [`run`](Self::run); [`CudaError::Unsupported`] off a GPU.
-    pub fn time(
-        &self,
-        graph: &Graph,
-        plan: &Plan,
-        (step, resident): (&DeviceStep, &DeviceResident),
-        cold: bool,
-        repeats: usize,
-    ) -> Result<Vec<f32>, CudaError> {
-        let launches = self.launches(graph, plan, step, resident)?;
-        let sizes = if cold { [32 << 20, 2 << 20, 128 << 20] } else { [16, 1, 64] };
-        let [codes, scales, out] = sizes.map(|bytes| DeviceBuffer::new(&self.backend, bytes));
-        let (codes, scales, out) = (codes?, scales?, out?);
-        let clear = super::fp4::dequantize_bf16_launch(super::Fp4Kind::Mxfp4, &codes, &scales, &out)?;
-        // SAFETY: as in `run`; the three buffers live until the end, and every replay is waited for.
-        unsafe { self.backend.replay(&[clear], &launches, repeats) }
     }
 
     /// Times every node of a step: microseconds of each, eager and one after another, the time between two kernels included.

@@ -77,16 +77,6 @@ fn dequantize(
     Ok(Launch::new(kernel, [elements.div_ceil(UNIT * THREADS), 1, 1], 256, 0, &params))
 }
 
-/// The launch of [`dequantize_bf16`], valid as long as the buffers.
-pub(super) fn dequantize_bf16_launch(
-    kind: Fp4Kind,
-    codes: &DeviceBuffer,
-    scales: &DeviceBuffer,
-    out: &DeviceBuffer,
-) -> Result<Launch, CudaError> {
-    dequantize(Kernel::Fp4ToBf16, kind, [codes, scales], 1.0, out, out.len() / 2)
-}
-
 /// `out` holds bf16: `(e2m1 * scale) * scale2`, rounded once.
 ///
 /// # Errors
@@ -98,7 +88,7 @@ pub fn dequantize_bf16(
     scales: &DeviceBuffer,
     out: &DeviceBuffer,
 ) -> Result<(), CudaError> {
-    let launch = dequantize_bf16_launch(kind, codes, scales, out)?;
+    let launch = dequantize(Kernel::Fp4ToBf16, kind, [codes, scales], 1.0, out, out.len() / 2)?;
     // SAFETY: the three buffers hold what the kernel reads and writes for this many elements.
     unsafe { backend.launch(&launch) }
 }

@@ -31,6 +31,8 @@ kernels! {
     Attention5, "attention", "attention_5";
     Attention8, "attention", "attention_8";
     AttentionAlone, "attention", "attention_alone";
+    AttentionWide2, "attention_wide", "attention_wide_2";
+    AttentionWide4, "attention_wide", "attention_wide_4";
     Canary, "canary", "canary";
     CompressC4, "compress", "compress_c4";
     CompressC128, "compress", "compress_c128";
@@ -50,6 +52,10 @@ kernels! {
     IndexStore, "index_store", "index_store";
     Linear8, "linear", "linear_8";
     Linear32, "linear", "linear_32";
+    Linear64, "linear", "linear_64";
+    Linear128, "linear", "linear_128";
+    Linear64Alone, "linear", "linear_64_alone";
+    Linear128Alone, "linear", "linear_128_alone";
     Fp4ToBf16, "nvfp4", "nvfp4_to_bf16";
     Fp4ToE4m3, "nvfp4", "nvfp4_to_e4m3";
     Fp4Quantize, "nvfp4", "nvfp4_quantize";

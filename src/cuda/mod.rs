@@ -47,6 +47,7 @@ mod launch;
 mod load;
 mod ops;
 mod random;
+mod recorder;
 mod resident;
 mod route;
 #[cfg(feature = "cust")]
@@ -73,6 +74,7 @@ pub use fp4::{Fp4Kind, dequantize_bf16, dequantize_e4m3, quantize_bf16};
 pub use kernels::{Kernel, kernels_built};
 pub use launch::{Fault, Launch};
 pub use ops::{IndexReader, Options, launch};
+pub use recorder::Recorder;
 pub use resident::{DeviceResident, DeviceStep};
 pub use route::{Route, Stop};
 pub use unbacked::{Unbacked, read_back};

@@ -57,6 +57,10 @@ impl Backend for Unbacked {
         self.gpu.multiprocessors()
     }
 
+    fn shared_memory(&self) -> usize {
+        self.gpu.shared_memory()
+    }
+
     fn allocate(&self, bytes: usize) -> Result<u64, CudaError> {
         Ok(self.next.fetch_add(bytes.next_multiple_of(256) as u64, Ordering::Relaxed))
     }

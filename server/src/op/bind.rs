@@ -32,6 +32,8 @@ pub(super) struct Bound {
     pub(super) index: BTreeMap<&'static str, Tensor>,
     sizes: BTreeMap<String, (usize, String)>,
     params: Vec<(&'static str, f32)>,
+    /// A matrix that was given in F32, which no kernel reads.
+    pub(super) wide: Option<&'static str>,
     /// The element type of activations, and the tensor that set it.
     activation: Option<(tensors::Dtype, &'static str)>,
     pub(super) resident: Resident,
@@ -295,7 +297,10 @@ impl Bound {
         self.shape(name, operand.dims, &shape)?;
         let (rows, cols) = (shape[..shape.len() - 1].iter().product(), shape[shape.len() - 1]);
         let stored = match tensor.dtype {
-            D::F32 => Stored::Floats(tensor.elements()),
+            D::F32 => {
+                self.wide = Some(name);
+                Stored::Floats(tensor.elements())
+            }
             D::BF16 => Stored::Matrix(whole(name, (rows, cols), WeightFormat::Bf16, tensor, None)),
             D::U8 => {
                 let stack = if shape.len() == 3 { shape[0] } else { 1 };

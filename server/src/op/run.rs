@@ -83,6 +83,9 @@ fn on_gpu(bound: &mut Bound, memory: &mut Memory, ordinal: u32) -> anyhow::Resul
     if !exact && bound.dtype() != Dtype::Bf16 {
         bail!("--device cuda:{ordinal}: activations must be BF16 on a GPU, found F32");
     }
+    if let Some(name) = bound.wide {
+        bail!("--device cuda:{ordinal}: tensor {name} must be BF16, or U8 codes, on a GPU, found F32");
+    }
     let gpu = Gpu::open(ordinal as usize).with_context(|| format!("--device cuda:{ordinal}"))?;
     let backend: Arc<dyn Backend> = Arc::new(gpu);
     let mut weights = DeviceWeights::default();

@@ -16,7 +16,7 @@ pub(super) enum Kind {
     Seed,
     /// A frozen vector or table of F32.
     Floats,
-    /// A matrix in BF16, F32, NVFP4 or MXFP4.
+    /// A matrix in BF16, F32, NVFP4 or MXFP4; not F32 on a GPU.
     Weight,
     /// Index keys or queries `[.., 128]` in F32, stored in the call's format.
     Index,

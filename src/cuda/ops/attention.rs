@@ -14,6 +14,10 @@ const FEW: usize = 5;
 const MANY: usize = 8;
 /// Tokens times groups of heads from which on a block takes all parts: they fill a GPU without clusters.
 const ENOUGH: usize = 48;
+/// `Wide` of the kernels for blocks with much shared memory: queries of 64 heads, two tiles of 64 rows, and what a head holds.
+const WIDE: usize = 2 * 512 * (64 + 2 * 64) + 2 * 4 * 64 + 2 * 8;
+/// Heads of a block of theirs.
+const WIDE_HEADS: usize = 64;
 /// `Shared` of the kernel: 64 rows at a pitch of 520 with their places and scales, and for each head a query, scores and sums.
 const SHARED: usize = 2 * 520 * 64 + 64 * (8 + 3 * 16) + HEADS * (2 * 520 + 4 * 68 + 3 * 4) + 16;
 
@@ -56,6 +60,12 @@ pub(super) fn launch(op: &Attention, b: &Bound<'_>) -> Result<Launch, CudaError>
         scale: op.scale,
         parts: parts as i32,
     };
+    if b.all.shared_memory >= WIDE {
+        let (kernel, blocks) =
+            if parts == MANY { (Kernel::AttentionWide4, 4) } else { (Kernel::AttentionWide2, 2) };
+        let grid = [blocks, op.heads.div_ceil(WIDE_HEADS), rows];
+        return Ok(Launch::new(kernel, grid, 256, WIDE, &params));
+    }
     let groups = op.heads.div_ceil(HEADS);
     let (kernel, grid) = match parts {
         _ if groups * rows >= ENOUGH => (Kernel::AttentionAlone, [groups, rows, 1]),

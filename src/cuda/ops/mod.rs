@@ -123,8 +123,9 @@ mod tests {
         let (graph, op) = norm(len, dtype);
         let weights = DeviceWeights::default();
         let buffers = vec![Some((256, bytes)), None, Some((512, 64))];
+        let (weights, shared_memory) = (&weights, 99 << 10);
         let bindings =
-            Bindings { graph: &graph, buffers, weights: &weights, multiprocessors: 1, displaced: false };
+            Bindings { graph: &graph, buffers, weights, multiprocessors: 1, shared_memory, displaced: false };
         launch(&op, &bindings, Options::default()).unwrap_err().to_string()
     }
 

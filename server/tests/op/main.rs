@@ -1,11 +1,19 @@
 //! `flashlane op` as a user runs it: every operation against the oracle over the same file, and what it says of a wrong one.
 #![allow(clippy::unwrap_used)] // A test may panic.
 
+mod gpu;
+
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
 use flashlane::format::nvfp4;
 use flashlane_server::op::tensors::{self, Dtype, Tensor, Tensors};
+
+/// The binary under test: this build's, or the one that `FLASHLANE_BIN` names where this test was built elsewhere.
+fn flashlane() -> Command {
+    let built = || env!("CARGO_BIN_EXE_flashlane").into();
+    Command::new(std::env::var_os("FLASHLANE_BIN").unwrap_or_else(built))
+}
 
 struct Call {
     folder: tempfile::TempDir,
@@ -26,7 +34,7 @@ impl Call {
     }
 
     fn output(&self, device: &str) -> Output {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_flashlane"));
+        let mut command = flashlane();
         command.args(["op", self.name, "--device", device, "--in"]).arg(self.path("x.safetensors"));
         command.arg("--out").arg(self.path("y.safetensors"));
         command.args(self.params.iter().flat_map(|p| ["--param", p]));
@@ -244,7 +252,7 @@ fn a_wrong_file_gets_a_sentence() {
 #[test]
 fn help_teaches_every_operation_in_the_list() {
     let text = |args: &[&str]| {
-        let output = Command::new(env!("CARGO_BIN_EXE_flashlane")).arg("op").args(args).output().unwrap();
+        let output = flashlane().arg("op").args(args).output().unwrap();
         assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).unwrap()
     };

@@ -1,0 +1,259 @@
+//! The smallest cases that launch every kernel: what compute-sanitizer runs over (`tools/gpu-check`, docs/cuda.md).
+//!
+//! They run on a GPU if there is one, else on the emulator. What kernels compute is judged elsewhere; here declared means
+//! declared, as in every run of a case, and no kernel may be left out: not one that is built and has no case here, nor one
+//! that [`Kernel::ALL`] does not know.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Instant;
+
+use flashlane::checkpoint::synthetic::tiny_config;
+use flashlane::cuda::{
+    Backend, DeviceBuffer, DeviceWeights, Fp4Kind, Kernel, Recorder, RunMode, dequantize_bf16,
+    dequantize_e4m3, quantize_bf16,
+};
+use flashlane::engine::{Engine, EngineConfig, Forced, Generate, GpuConfig};
+use flashlane::format::index_row::IndexFormat;
+use flashlane::format::kv_row::KvFormat;
+use flashlane::instrument::Instruments;
+use flashlane::model::ModelWeights;
+use flashlane::ops::{HEAD_DIM, INDEX_DIM};
+
+use crate::engine::{SERVED, collect, config, model, request};
+use crate::support::cuda::{Cuda, gpu};
+use crate::support::{Case, Draw, Dtype};
+use crate::{attention, compress, embed, experts, hyper, index_logits, index_query, index_store, linear};
+use crate::{query, rmsnorm, rope_store, router, sample, topk};
+
+/// Kernels with a fault in them on purpose, the same sources compiled a second time.
+const TWINS: [&str; 2] = ["slow_", "unwaited_"];
+
+/// What nvcc built, as `tools/kernel-table` lists it and continuous integration holds it to.
+const BUILT: &str = include_str!("../docs/kernels.md");
+
+fn built() -> BTreeSet<String> {
+    let name = |row: &str| Some(row.strip_prefix("| ")?.split(" | ").nth(1)?.to_owned());
+    let kernels = BUILT.lines().filter(|row| row.contains(".cu |")).filter_map(name);
+    kernels.filter(|k| !TWINS.iter().any(|twin| k.starts_with(twin))).collect()
+}
+
+/// One row in decode, of more heads than one, over window rows and what else a layer has; and as many rows as take a block
+/// each.
+fn attention_cases() -> Vec<Case> {
+    let one = |ratio, format, positions: &[i32]| {
+        let mut setup =
+            attention::Setup::drawn(&mut Draw::new(1), format, 2, positions.len(), positions, ratio);
+        setup.dtype = Dtype::Bf16;
+        setup.build().case
+    };
+    let block: Vec<i32> = (100..150).collect();
+    vec![
+        one(None, KvFormat::Fp8, &[130]),
+        one(Some(4), KvFormat::Bf16, &[130]),
+        one(Some(128), KvFormat::Fp8, &[300]),
+        one(Some(4), KvFormat::Fp8, &block),
+    ]
+}
+
+fn linear_cases() -> Vec<Case> {
+    let one = |rows, groups, limit, f32_out| {
+        let shape =
+            linear::Shape { rows, depth: 160, per_group: 36, groups, limit, dtype: Dtype::Bf16, f32_out };
+        let (x, weight) = linear::inputs(&shape, 1);
+        linear::build(&shape, &x, &weight).case
+    };
+    let mut all = vec![one(3, 2, None, true), one(9, 1, Some(10.0), false)];
+    for rows in [3, 33] {
+        let shape = linear::Shape {
+            rows,
+            depth: 256,
+            per_group: 34,
+            groups: 1,
+            limit: None,
+            dtype: Dtype::Bf16,
+            f32_out: false,
+        };
+        let (x, weight) = linear::inputs(&shape, 1);
+        for stored in linear::formats(&weight, shape.depth) {
+            let mut built = linear::build(&shape, &x, &weight);
+            built.case.weights[0].1.stored = stored;
+            all.push(built.case);
+        }
+    }
+    all
+}
+
+fn expert_cases() -> Vec<Case> {
+    let one = |stored: Option<usize>| {
+        let shape = experts::Shape { rows: 5, experts: 3, k: 2, hidden: 256, width: 128, dtype: Dtype::Bf16 };
+        let data = experts::data(shape, vec![2, 0, 2, 1, -1, 2, 2, 3, 0, 2], 1);
+        let (mut up, mut down) = (experts::up(shape, &data, 10.0).0, experts::down(shape, &data).0);
+        if let Some(format) = stored {
+            up.weights[0].1.stored = experts::formats(&data.up, shape.hidden)[format].clone();
+            down.weights[0].1.stored = experts::formats(&data.down, shape.width)[format].clone();
+        }
+        [up, down]
+    };
+    [None, Some(0), Some(1), Some(2)].into_iter().flat_map(one).collect()
+}
+
+fn hyper_cases() -> Vec<Case> {
+    let (n, hidden, rows, dtype) = (4, 32, 2, Dtype::Bf16);
+    let mut draw = Draw::new(1);
+    let streams = draw.exact(rows * n * hidden, 1.0);
+    let pre = hyper::Mixing::drawn(&mut draw, n, hidden, (2 + n) * n, 3);
+    let head = hyper::Mixing::drawn(&mut draw, n, hidden, n, 1);
+    let (y, p, c) =
+        (draw.exact(rows * hidden, 1.0), draw.normals(rows * n, 1.0), draw.normals(rows * n * n, 1.0));
+    vec![
+        hyper::pre(&pre, &[3, -1], &streams, dtype).case,
+        hyper::post(&[3, -1], n, [&streams, &y, &p, &c], dtype).0,
+        hyper::head(&head, &[1, -1], &streams, dtype).0,
+    ]
+}
+
+/// Rows of the caches: written token by token, and after a block of compressed ones.
+fn store_cases() -> Vec<Case> {
+    let mut draw = Draw::new(1);
+    let store = |format| rope_store::Setup::drawn(1, 3, Dtype::Bf16).build(format, true).0;
+    let [c4, c128] = [(4, 6..9), (128, 126..129)].map(|(ratio, range)| {
+        let setup = compress::Setup::drawn(&mut draw, compress::layout(ratio), &[range]);
+        setup.build(KvFormat::Fp8, true).0
+    });
+    let keys = compress::Setup::drawn(&mut draw, index_store::LAYOUT, &[6..9, 254..257]);
+    let index = |format| index_store::build(&keys, format).0;
+    let formats = [IndexFormat::Bf16, IndexFormat::Fp8, IndexFormat::Fp4].map(index);
+    [store(KvFormat::Fp8), store(KvFormat::Bf16), c4, c128].into_iter().chain(formats).collect()
+}
+
+fn row_cases() -> Vec<Case> {
+    let mut draw = Draw::new(1);
+    let dtype = Dtype::Bf16;
+    let rows = embed::Rows {
+        per_request: 1,
+        positions: vec![4, 5, -1],
+        token: vec![-1, 5, 0],
+        slots: vec![0, 1, 0],
+        carried: vec![3, 4, 6, 0],
+    };
+    let table = draw.exact(embed::VOCAB * 40, 1.0);
+    let hashed = router::Choice::Table { rows: &[0, 2, 1, 3], token: &[1, 0] };
+    let logits = draw.normals(10, 1.0);
+    let bias = router::Choice::Bias(&[0.0; 5]);
+    let plain = sample::Row::plain(&draw.normals(300, 1.0));
+    let filtered = sample::Row { top_k: 40, top_p: 0.9, min_p: 0.01, ..plain.clone() };
+    vec![
+        rows.build(&table, 4, dtype).case,
+        rmsnorm::case(2, &draw.exact(2 * 300, 1.0), &[1.0; 300], dtype).0,
+        query::build(&[3, -1], &draw.exact(2 * 2 * HEAD_DIM, 1.0), dtype).0,
+        index_query::build(&[3, -1], &draw.exact(2 * 3 * INDEX_DIM, 1.0), dtype, IndexFormat::Fp4).case,
+        index_query::build(&[3, -1], &draw.exact(2 * 3 * INDEX_DIM, 1.0), dtype, IndexFormat::Fp8).case,
+        router::build(&[0, 3], &logits, &bias, 2).case,
+        router::build(&[0, 3], &logits, &hashed, 2).case,
+        sample::build(&[sample::Row { temperature: 0.0, ..plain.clone() }, plain, filtered]).case,
+    ]
+}
+
+/// Every way to share a row: one block, a cluster, and what is too long for it; without and with more candidates than a list
+/// holds.
+fn choice_cases() -> Vec<Case> {
+    let one = |width: usize, levels: usize| {
+        let mut draw = Draw::new(1);
+        let score = |draw: &mut Draw| if levels == 0 { draw.normal(1.0) } else { draw.below(levels) as f32 };
+        let logits: Vec<f32> = (0..width).map(|_| score(&mut draw)).collect();
+        topk::build(&[topk::position(width)], &logits, 64).0
+    };
+    vec![one(700, 0), one(4100, 2), one(8300, 0), one(33_000, 2), one(262_147, 0)]
+}
+
+/// Scores of index keys in every format, and the choice from them.
+fn index_cases() -> Vec<Case> {
+    let one = |format, select| {
+        let positions = [4 * 70 + 3, 4 * 150 + 3, 11];
+        index_logits::Setup::drawn(&mut Draw::new(1), format, 3, &positions, 3).build(select).case
+    };
+    let formats = [IndexFormat::Bf16, IndexFormat::Fp8, IndexFormat::Fp4];
+    formats.into_iter().flat_map(|format| [one(format, None), one(format, Some(40))]).collect()
+}
+
+/// Blocks of FP4, which are no operation of a step.
+fn convert(backend: &Arc<dyn Backend>) {
+    let buffer = |bytes: usize| DeviceBuffer::zeroed(backend, bytes).unwrap();
+    let elements = 96;
+    for (kind, scales) in [(Fp4Kind::Nvfp4 { scale2: 1.0 }, 16), (Fp4Kind::Mxfp4, 32)] {
+        let (wide, narrow) = (buffer(2 * elements), buffer(elements));
+        let (codes, scales) = (buffer(elements / 2), buffer(elements / scales));
+        quantize_bf16(backend, kind, &wide, &codes, &scales).unwrap();
+        dequantize_bf16(backend, kind, &codes, &scales, &wide).unwrap();
+        dequantize_e4m3(backend, kind, &codes, &scales, 1.0, &narrow).unwrap();
+    }
+    backend.synchronize().unwrap();
+}
+
+/// Whole steps, captured and lanes side by side where the device can, under the canary; then launched one by one with delays.
+fn serve(backend: &Arc<dyn Backend>) {
+    let all = backend.name() != "emulator";
+    let captured = RunMode { captured: all, forked: all, programmatic: all };
+    let delayed = Some(Forced { mutant: None, delay: Some((1, 1)) });
+    let instruments = Instruments { canary: Some(1 << 20), ..Instruments::default() };
+    let config = EngineConfig { instruments, ..config(SERVED, 1) };
+    let mut tokens = Vec::new();
+    for gpu in [
+        GpuConfig { mode: captured, ..GpuConfig::default() },
+        GpuConfig { forced: delayed, ..GpuConfig::default() },
+    ] {
+        let engine = Engine::on_gpu(&model(), config, Arc::clone(backend), &gpu).unwrap();
+        tokens.push(collect(engine.submit(request(1, 5, 3)).unwrap()).0);
+    }
+    assert!(tokens[0].len() == 3 && tokens[0] == tokens[1], "{tokens:?}");
+}
+
+fn device() -> Option<Arc<dyn Backend>> {
+    #[cfg(feature = "emulator")]
+    let other = || Some(Arc::new(flashlane::cuda::Emulator::new(1)) as Arc<dyn Backend>);
+    #[cfg(not(feature = "emulator"))]
+    let other = || None;
+    gpu().or_else(other)
+}
+
+#[test]
+fn every_kernel_once() {
+    let Some(device) = device() else { return };
+    let recorder = Arc::new(Recorder::new(device));
+    let backend: Arc<dyn Backend> = Arc::<Recorder>::clone(&recorder);
+    let cases = [
+        ("attention", attention_cases()),
+        ("linear", linear_cases()),
+        ("experts", expert_cases()),
+        ("hyper", hyper_cases()),
+        ("stores", store_cases()),
+        ("rows", row_cases()),
+        ("choices", choice_cases()),
+        ("index", index_cases()),
+    ];
+    let start = Instant::now();
+    for (name, cases) in cases {
+        for (i, case) in cases.iter().enumerate() {
+            let plain = Cuda::new("device", Arc::clone(&backend));
+            let simple = Cuda::new("device, simple reader", Arc::clone(&backend)).simple_reader();
+            eprintln!("{:.1} s: {name} {i}", start.elapsed().as_secs_f32());
+            case.run_on(&plain);
+            if name == "index" {
+                case.run_on(&simple);
+            }
+        }
+    }
+    eprintln!("{:.1} s: conversions, random weights, an engine", start.elapsed().as_secs_f32());
+    convert(&backend);
+    let (weights, registry) = ModelWeights::new(&tiny_config(), 256);
+    DeviceWeights::random(&backend, &registry, &weights.stacks(), 1).unwrap();
+    serve(&backend);
+    assert_eq!(recorder.launched(), built(), "launched here, and built (docs/kernels.md)");
+}
+
+#[test]
+fn every_kernel_that_is_built_has_a_name_here() {
+    let known: BTreeSet<String> = Kernel::ALL.iter().map(|k| k.symbol().to_owned()).collect();
+    assert_eq!(known, built(), "Kernel::ALL, and docs/kernels.md");
+}
