@@ -10,7 +10,7 @@
 // `experts_down` owns 16 output rows of up to 64 tokens and walks the active experts in ascending order; each warp has its
 // own sums over experts, added in warp order at the end, with no barrier on the way; (5) no sum depends on the number of
 // tokens or on their places, nor on the number of blocks or stages; (6) ids outside 0..experts are skipped; an expert with no
-// token costs nothing.
+// token costs nothing; (7) e2m1 in rows of 256 to 4,096 columns has kernels of its own in experts_fp4.cu.
 #include "experts.h"
 
 #include "common/pdl.h"
@@ -25,8 +25,6 @@ constexpr int kDownStages = 3;
 constexpr int kUpTiles = 2;
 constexpr int kUpColumns = 8 * kUpTiles;
 constexpr int kSums = kTileCols * kTilePitch;
-constexpr int kUpTokens = 256;
-constexpr int kDownTokens = 64;
 
 namespace {
 
@@ -118,7 +116,7 @@ FL_DEVICE void up_body(const ExpertsUpParams& p, const Item* items, const int16_
 #pragma unroll 1
     for (int step = warp; step < steps; step += kWarps) {
       StepActivations<kFormat> b;
-      b.load(x, step, p.hidden);
+      load_activations(b, x, step, p.hidden);
       copies_wait<UpSlots::kCount - 2>();
       __syncwarp();
       up_fetch<kFormat>(p, items, last, tiles, ahead, UpSlots::at(ring, into));
@@ -199,7 +197,7 @@ FL_DEVICE void down_body(const ExpertsDownParams& p, const Item* items, int num_
 #pragma unroll 1
     for (int step = first; step < steps; step += kWarps) {
       StepActivations<kFormat> b;
-      b.load(x, step, p.width);
+      load_activations(b, x, step, p.width);
       copies_wait<DownSlots::kCount - 2>();
       __syncwarp();
       down_fetch<kFormat>(p, items, num_items, base, item_ahead, step_ahead, DownSlots::at(ring, into));
@@ -225,11 +223,11 @@ FL_DEVICE void down_store(const ExpertsDownParams& p, int first_token, int token
 
 }  // namespace
 
-// Dynamic shared memory: UpShared, ring, sums, items, then the ids of min(rows, 256) * k pairs.
+// Dynamic shared memory: UpShared, ring, sums, items, then the ids of the block's pairs.
 FL_KERNEL_BLOCKS(kThreads, 2, experts_up, ExpertsUpParams) {
   FL_DYNAMIC_SHARED(dynamic);
   pdl_wait();
-  int first_pair = blockIdx.y * kUpTokens * p.k, num_pairs = min(kUpTokens, p.rows - (int)blockIdx.y * kUpTokens) * p.k;
+  int first_pair = blockIdx.y * p.tokens * p.k, num_pairs = min(p.tokens, p.rows - (int)blockIdx.y * p.tokens) * p.k;
   UpShared& s = *(UpShared*)dynamic;
   unsigned char* ring = dynamic + sizeof(UpShared);
   float* partial = (float*)(ring + UpSlots::kRing);
@@ -245,12 +243,12 @@ FL_KERNEL_BLOCKS(kThreads, 2, experts_up, ExpertsUpParams) {
   }
 }
 
-// Dynamic shared memory: Routes, ring, the warps' sums, items, then the ids and the order of min(rows, 64) * k pairs.
+// Dynamic shared memory: Routes, ring, the warps' sums, items, then the ids and the order of the block's pairs.
 FL_KERNEL_BLOCKS(kThreads, 2, experts_down, ExpertsDownParams) {
   FL_DYNAMIC_SHARED(dynamic);
   pdl_wait();
-  int first_token = blockIdx.y * kDownTokens, base = blockIdx.x * kTileRows;
-  int tokens = min(kDownTokens, p.rows - first_token), first_pair = first_token * p.k, num_pairs = tokens * p.k;
+  int first_token = blockIdx.y * p.tokens, base = blockIdx.x * kTileRows;
+  int tokens = min(p.tokens, p.rows - first_token), first_pair = first_token * p.k, num_pairs = tokens * p.k;
   Routes& s = *(Routes*)dynamic;
   unsigned char* ring = dynamic + sizeof(Routes);
   float* sums = (float*)(ring + DownSlots::kRing);
