@@ -42,6 +42,8 @@ entries! {
     Embed, flashlane_emu_embed;
     ExpertsUp, flashlane_emu_experts_up;
     ExpertsDown, flashlane_emu_experts_down;
+    ExpertsUpFp4, flashlane_emu_experts_up_fp4;
+    ExpertsDownFp4, flashlane_emu_experts_down_fp4;
     Fill, flashlane_emu_fill;
     HyperPre, flashlane_emu_hyper_pre;
     HyperPost, flashlane_emu_hyper_post;
@@ -57,7 +59,6 @@ entries! {
     Linear64, flashlane_emu_linear_64;
     Linear128, flashlane_emu_linear_128;
     Linear64Alone, flashlane_emu_linear_64_alone;
-    Linear128Alone, flashlane_emu_linear_128_alone;
     Fp4ToBf16, flashlane_emu_nvfp4_to_bf16;
     Fp4ToE4m3, flashlane_emu_nvfp4_to_e4m3;
     Fp4Quantize, flashlane_emu_nvfp4_quantize;

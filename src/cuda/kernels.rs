@@ -40,6 +40,8 @@ kernels! {
     Embed, "embed", "embed";
     ExpertsUp, "experts", "experts_up";
     ExpertsDown, "experts", "experts_down";
+    ExpertsUpFp4, "experts_fp4", "experts_up_fp4";
+    ExpertsDownFp4, "experts_fp4", "experts_down_fp4";
     Fill, "fill", "fill";
     HyperPre, "hyper", "hyper_pre";
     HyperPost, "hyper", "hyper_post";
@@ -55,7 +57,6 @@ kernels! {
     Linear64, "linear", "linear_64";
     Linear128, "linear", "linear_128";
     Linear64Alone, "linear", "linear_64_alone";
-    Linear128Alone, "linear", "linear_128_alone";
     Fp4ToBf16, "nvfp4", "nvfp4_to_bf16";
     Fp4ToE4m3, "nvfp4", "nvfp4_to_e4m3";
     Fp4Quantize, "nvfp4", "nvfp4_quantize";
