@@ -30,7 +30,7 @@ struct Wide {
   };
   float largest[kBlockHeads], sum[kBlockHeads];
   // A bit a row of a tile: whether it is there.
-  uint8_t present[2][kWarps];
+  __align__(8) uint8_t present[2][kWarps];
 };
 
 // exp(x) within a few roundings of x.
@@ -57,27 +57,31 @@ FL_DEVICE int own_row(int tile) { return tile * kTile + warp_idx() * 8 + lane_id
 
 // Rows on their way: the next tile's address, the one's after that page, the third's number.
 struct Ahead {
+  const AttentionParams& p;
+  const RowList& list;
+  int64_t t, request;
   const uint8_t *data, *scales;
   int32_t page;
   int row, after;
 
-  FL_DEVICE Ahead(const AttentionParams& p, const RowList& list, int64_t t, int tile) {
-    int row0 = listed_row(p, list, t, own_row(tile));
-    row = listed_row(p, list, t, own_row(tile + 1));
-    after = listed_row(p, list, t, own_row(tile + 2));
-    int32_t page0 = listed_page(p, list, t, own_row(tile), row0);
-    page = listed_page(p, list, t, own_row(tile + 1), row);
-    data = listed_data(p, list, own_row(tile), row0, page0, scales);
+  FL_DEVICE Ahead(const AttentionParams& p, const RowList& list, int64_t t, int tile)
+      : p(p), list(list), t(t), request((uint32_t)t / (uint32_t)p.per_request) {
+    row = number(tile);
+    int second = number(tile + 1);
+    after = number(tile + 2);
+    page = listed_page(p, list, request, own_row(tile), row);
+    address(tile);
+    row = second, page = listed_page(p, list, request, own_row(tile + 1), row);
   }
 
-  // Of `tile`, from what was asked for before.
-  FL_DEVICE void address(const AttentionParams& p, const RowList& list, int tile) {
-    data = listed_data(p, list, own_row(tile), row, page, scales);
-  }
-  FL_DEVICE void ask(const AttentionParams& p, const RowList& list, int64_t t, int tile) {
+  FL_DEVICE int number(int tile) const { return listed_row(p, list, t, own_row(tile)); }
+  // Of `tile`, whose page was asked for before.
+  FL_DEVICE void address(int tile) { data = listed_data(p, list, own_row(tile), row, page, scales); }
+  // The page of `tile`, whose row's number was, and the number of the next.
+  FL_DEVICE void ask(int tile) {
     row = after;
-    page = listed_page(p, list, t, own_row(tile), row);
-    after = listed_row(p, list, t, own_row(tile + 1));
+    page = listed_page(p, list, request, own_row(tile), row);
+    after = number(tile + 1);
   }
 };
 
@@ -162,20 +166,25 @@ struct Softmax {
   FL_DEVICE void weigh(float (&c)[8][4], uint32_t (&weights)[4][4], float (&rescale)[2]) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      float top = c[0][2 * i];
-      // fmaxf would pass over a NaN; the exponential below keeps it.
+      // Each in four runs: the maximum is the same in any order, the sum's is this one. fmaxf would pass over a NaN; the
+      // exponential below keeps it.
+      float tops[4], totals[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
-      for (int n = 0; n < 16; ++n) top = fmaxf(top, c[n / 2][2 * i + n % 2]);
+      for (int n = 0; n < 16; ++n) {
+        float score = c[n / 2][2 * i + n % 2];
+        tops[n % 4] = n < 4 ? score : fmaxf(tops[n % 4], score);
+      }
+      float top = fmaxf(fmaxf(tops[0], tops[1]), fmaxf(tops[2], tops[3]));
       top = fmaxf(top, __shfl_xor_sync(kFullMask, top, 1));
       top = fmaxf(top, __shfl_xor_sync(kFullMask, top, 2));
       top = fmaxf(largest[i], top);
       rescale[i] = quick_exp(largest[i] - top);
-      float total = 0.0f;
 #pragma unroll
       for (int n = 0; n < 16; ++n) {
-        float x = quick_exp(c[n / 2][2 * i + n % 2] - top);
-        c[n / 2][2 * i + n % 2] = x, total += x;
+        float& x = c[n / 2][2 * i + n % 2];
+        x = quick_exp(x - top), totals[n % 4] += x;
       }
+      float total = (totals[0] + totals[1]) + (totals[2] + totals[3]);
       total += __shfl_xor_sync(kFullMask, total, 1);
       total += __shfl_xor_sync(kFullMask, total, 2);
       sum[i] = fmaf(sum[i], rescale[i], total), largest[i] = top;
@@ -195,13 +204,20 @@ FL_DEVICE void meet_scores(float (&c)[8][4], float4* between, const uint8_t* pre
 #pragma unroll
   for (int n = 0; n < 8; ++n) mine[n * kGroupThreads + thread] = float4{c[n][0], c[n][1], c[n][2], c[n][3]};
   __syncthreads();
+  uint2 here = *(const uint2*)present;
 #pragma unroll
   for (int n = 0; n < 8; ++n) {
     float4 half = other[n * kGroupThreads + thread];
     c[n][0] += half.x, c[n][1] += half.y, c[n][2] += half.z, c[n][3] += half.w;
-    uint32_t bits = (uint32_t)present[n] >> (2 * q);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) c[n][i] = bits >> (i % 2) & 1 ? c[n][i] * scale : kMasked;
+    for (int i = 0; i < 4; ++i) c[n][i] *= scale;
+  }
+  if ((here.x & here.y) == 0xffffffffu) return;
+#pragma unroll
+  for (int n = 0; n < 8; ++n) {
+    uint32_t bits = (n < 4 ? here.x : here.y) >> (8 * (n % 4) + 2 * q);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) c[n][i] = bits >> (i % 2) & 1 ? c[n][i] : kMasked;
   }
 }
 
@@ -228,14 +244,15 @@ FL_DEVICE void place_rows(const Units& units, const Ahead& ahead, int buffer, Wi
 template <int kFormat>
 FL_DEVICE void attend_tiles(const AttentionParams& p, const RowList& list, int64_t t, int tile, int last, Softmax& softmax,
                             float (&acc)[32][4], Wide& s) {
-  int half = threadIdx.x / kGroupThreads, buffer = 0;
+  // From one lane, so that the compiler sees that a warp has one: descriptors then live in uniform registers.
+  int half = __shfl_sync(kFullMask, (int)threadIdx.x / kGroupThreads, 0), buffer = 0;
   if (tile >= last) return;
   Ahead ahead(p, list, t, tile);
   Units units;
   if (kFormat == kKvFp8) units.load(ahead);
   place_rows<kFormat>(units, ahead, buffer, s);
-  ahead.address(p, list, tile + 1);
-  ahead.ask(p, list, t, tile + 2);
+  ahead.address(tile + 1);
+  ahead.ask(tile + 2);
 #pragma unroll 1
   for (; tile < last; ++tile, buffer = 1 - buffer) {
     bool more = tile + 1 < last;
@@ -254,8 +271,8 @@ FL_DEVICE void attend_tiles(const AttentionParams& p, const RowList& list, int64
     __syncthreads();
     if (more) {
       place_rows<kFormat>(units, ahead, 1 - buffer, s);
-      ahead.address(p, list, tile + 2);
-      ahead.ask(p, list, t, tile + 3);
+      ahead.address(tile + 2);
+      ahead.ask(tile + 3);
     }
     group_wait<256>(acc);
   }
@@ -278,37 +295,50 @@ FL_DEVICE void spill_part(const float (&acc)[32][4], const Softmax& softmax, Wid
   }
 }
 
-// The parts folded in order: eight dims of a head a thread, the dims shared out over the cluster.
+// The parts folded in order: a thread has one head and every kStep-th eight of the block's share of the dims.
 template <int kBlocks>
 FL_DEVICE void merge_parts(const AttentionParams& p, const Wide& s, int64_t t, int first_head, int position) {
-  constexpr int kEach = kHeadDim / 8 / kBlocks;
+  constexpr int kEach = kHeadDim / 8 / kBlocks, kStep = kThreads / kBlockHeads, kBatch = 8 / kBlocks;
+  int head = warp_idx() * 8 + lane_idx() % 8, first = cluster_rank() * kEach + lane_idx() / 8;
+  if (first_head + head >= p.heads) return;
+  float largest[kBlocks], sum[kBlocks];
+#pragma unroll
+  for (int b = 0; b < kBlocks; ++b) largest[b] = *cluster_peer(&s.largest[head], b), sum[b] = *cluster_peer(&s.sum[head], b);
 #pragma unroll 1
-  for (int i = threadIdx.x; i < kBlockHeads * kEach; i += kThreads) {
-    int head = i / 32 % 8 * 8 + i % 8, dim = 8 * (cluster_rank() * kEach + i / 256 * 4 + i / 8 % 4);
-    if (first_head + head >= p.heads) continue;
-    float largest = 0.0f, sum = 0.0f, v[8];
+  for (int n = 0; n < kEach; n += kStep * kBatch) {
+    float4 parts[kBatch][kBlocks][2];
 #pragma unroll
-    for (int b = 0; b < kBlocks; ++b) {
-      float other = *cluster_peer(&s.largest[head], b), others = *cluster_peer(&s.sum[head], b);
-      const float4* from = (const float4*)cluster_peer(s.out + out_at(head, dim), b);
-      float4 low = from[0], high = from[1];
-      float part[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-      Fold fold(b == 0 ? other : largest, other);
+    for (int i = 0; i < kBatch; ++i) {
 #pragma unroll
-      for (int n = 0; n < 8; ++n) v[n] = b == 0 ? part[n] : fold.sum(v[n], part[n]);
-      sum = b == 0 ? others : fold.sum(sum, others), largest = fold.largest;
+      for (int b = 0; b < kBlocks; ++b) {
+        const float4* from = (const float4*)cluster_peer(s.out + out_at(head, 8 * (first + n + i * kStep)), b);
+        parts[i][b][0] = from[0], parts[i][b][1] = from[1];
+      }
     }
-    store_dims(p, v, sum, t, first_head + head, dim, position);
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      float4 low = parts[i][0][0], high = parts[i][0][1];
+      float v[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}, total = sum[0], top = largest[0];
+#pragma unroll
+      for (int b = 1; b < kBlocks; ++b) {
+        low = parts[i][b][0], high = parts[i][b][1];
+        float other[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+        Fold fold(top, largest[b]);
+#pragma unroll
+        for (int d = 0; d < 8; ++d) v[d] = fold.sum(v[d], other[d]);
+        total = fold.sum(total, sum[b]), top = fold.largest;
+      }
+      store_dims(p, v, total, t, first_head + head, 8 * (first + n + i * kStep), position);
+    }
   }
 }
 
 template <int kBlocks>
 FL_DEVICE void attend(const AttentionParams& p, Wide& s) {
   int64_t t = blockIdx.z;
-  int first_head = blockIdx.y * kBlockHeads, rank = cluster_rank();
+  int first_head = blockIdx.y * kBlockHeads, rank = cluster_rank(), position = p.position[t];
   fetch_heads(p, t, first_head, s);
   copies_commit();
-  int position = p.position[t];
   RowList list(p, position);
   int tiles = (list.window + list.compressed + kTile - 1) / kTile, each = (tiles + kBlocks - 1) / kBlocks;
   float acc[32][4] = {};

@@ -1,14 +1,14 @@
 // linear: activation rows times a weight in bf16, fp8 blocks, NVFP4 or MXFP4; f32 sums; grouped, or with SwiGLU.
 //
 // Bytes: the weight once (2, 1.0002, 0.5625 or 0.53 bytes an element), and each block's activation rows from cache.
-// Measured on an H200 with cold caches, 4096 x 4096 and 1 row: 13.1 us in bf16 (58 % of what the bytes allow), 10.2 in fp8 (37 %),
-// 8.8 in NVFP4 (24 %), of which a launch is 2.
-// Notes: (1) K is cut into 8 segments of every eighth step of 128 bytes, each summed from zero by one warp and added in
-// order: one canonical sum, whatever the number of rows; (2) one matrix instruction serves every row count: a block of
-// `linear_8` owns 16 weight rows for 8 rows, one of `linear_32` 32 for 32; (3) weights stream through a ring of stages
-// (common/stream.h), of which the first are on their way before the wait for the kernel before: weights never change; (4)
-// with SwiGLU a tile is 8 gate rows and their 8 up rows, so both sums of an output meet in one thread; (5) from 32 rows on
-// activations are read often from cache: wgmma with both operands in shared memory is the next step there.
+// Notes: (1) K is cut into 8 segments of every eighth step of 128 bytes, each summed from zero; those of a half are added in
+// order, and then the halves: one canonical sum, whatever the number of rows; (2) up to 8 rows a block of `linear_8` owns 16
+// weight rows, a warp a segment; for more a block owns 128 weight rows and 32, 64 or 128 rows, and a cluster of four or two
+// shares the segments out, or a block has them all where blocks are many (`alone`); (3) every path sums the same sixteens of
+// elements in the same order, by mma or by wgmma, which give the same bits on sm_90a; (4) weights stream through a ring of
+// stages, of which the first are on their way before the wait for the kernel before: weights never change; (5) with SwiGLU
+// a tile is 8 gate rows and their 8 up rows; (6) rows that are no whole number of steps all go to `linear_8`; (7) a few
+// registers spill in fp8 where two blocks share a multiprocessor, whose time is bound by memory.
 #include "linear.h"
 
 #include "common/cluster.h"
@@ -60,7 +60,7 @@ FL_DEVICE const uint16_t* activation_row(const LinearParams& p, const RowMap& ma
 }
 
 // Few rows: 16 weight rows by 8 rows, a segment a warp.
-using FewStage = Stage<1, 2 * kSegments>;
+using FewStage = Stage<1, kSegments>;
 constexpr int kFewStages = 4;
 constexpr int kTileSums = kTileCols * kTilePitch;
 static_assert(kSegments * kTileSums * 4 <= kFewStages * FewStage::kBytes, "the sums fit the ring");
@@ -74,7 +74,7 @@ FL_DEVICE void multiply_few(float (&acc)[4], const LinearParams& p, const RowMap
     unsigned char* stage = ring + slot * FewStage::kBytes;
     if (ahead < steps) stage_fetch<kFormat, FewStage, kFewThreads>(stage, p.weight, 0, p.weight_rows, p.depth, ahead, row);
     copies_commit();
-    ahead += FewStage::kWide;
+    ahead += kSegments;
   };
 #pragma unroll 1
   for (int i = 0; i < kFewStages - 1; ++i) fetch(i);
@@ -82,34 +82,30 @@ FL_DEVICE void multiply_few(float (&acc)[4], const LinearParams& p, const RowMap
   const uint16_t* x = activation_row(p, map, blockIdx.y * kFewRows + lane_idx() / 4);
   int slot = 0, into = kFewStages - 1;
 #pragma unroll 1
-  for (int first = 0; first < steps; first += FewStage::kWide) {
-    StepActivations<kFormat> b[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      int step = first + segment + i * kSegments;
-      b[i].load(step < steps ? x : nullptr, step, p.depth);
-    }
+  for (int first = 0; first < steps; first += kSegments) {
+    int step = first + segment;
+    StepActivations<kFormat> b;
+    b.load(step < steps ? x : nullptr, step, p.depth);
     copies_wait<kFewStages - 2>();
     __syncthreads();
     fetch(into);
     const unsigned char* stage = ring + slot * FewStage::kBytes;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      int in_stage = segment + i * kSegments;
-      if (first + in_stage < steps) multiply_tile<kFormat>(acc, TileStep<kFormat, FewStage>(stage, 0, in_stage), b[i]);
-    }
+    if (step < steps) multiply_tile<kFormat>(acc, TileStep<kFormat, FewStage>(stage, 0, segment), b);
     into = slot, slot = slot + 1 == kFewStages ? 0 : slot + 1;
   }
 }
 
-// The output columns of a block: the sums of the segments in order.
+// The output columns of a block: the sums of the segments of each half in order, and the halves.
 FL_DEVICE void store_few(const LinearParams& p, const RowMap& map, const float* partial) {
   float global = tile_scale(p.weight, 0);
   auto sum = [=](int column, int r) {
-    float total = partial[column * kTilePitch + r];
+    float halves[2];
 #pragma unroll
-    for (int s = 1; s < kSegments; ++s) total += partial[s * kTileSums + column * kTilePitch + r];
-    return total * global;
+    for (int s = 0; s < kSegments; ++s) {
+      float part = partial[s * kTileSums + column * kTilePitch + r], &half = halves[s / kHalfSegments];
+      half = s % kHalfSegments == 0 ? part : half + part;
+    }
+    return (halves[0] + halves[1]) * global;
   };
   for (int i = threadIdx.x; i < kTileCols * map.width; i += kFewThreads) {
     int within = i % map.width, column = i / map.width, row = blockIdx.y * kFewRows + column;
@@ -120,63 +116,62 @@ FL_DEVICE void store_few(const LinearParams& p, const RowMap& map, const float* 
   }
 }
 
-// Many rows: a segment a block of a cluster, which meet in shared memory; or all of them a block.
-template <int kFormat, int kGroups, int kCols, int kBlocks>
-FL_DEVICE void multiply_many(float (&sums)[kCols / 8][4], const LinearParams& p, const RowMap& map, unsigned char* shared) {
-  constexpr bool kAll = kBlocks == 1;
+// Many rows: the segments shared out over the blocks of a cluster, which meet in shared memory; or all of them a block.
+// Gives where the sums of the segments before a block's last lie.
+template <int kFormat, int kCols, int kBlocks>
+FL_DEVICE float* multiply_many(const LinearParams& p, const RowMap& map, unsigned char* shared) {
+  int64_t pitch = (int64_t)p.groups * p.depth;
+  int first = blockIdx.y * kCols, rank = kBlocks == 1 ? 0 : cluster_rank();
+  WideRowsOf x{p.x + first * pitch + (int64_t)map.group * p.depth, pitch, p.rows - first};
   auto row = [&](int r) { return map.weight_row(r); };
-  auto x = [&](int n) { return activation_row(p, map, blockIdx.y * kCols + n); };
-  wide_multiply<kFormat, WideStage<kFormat, kGroups>, kCols, kGroups * kGroupThreads, kAll>(
-      sums, p.weight, p.depth, kAll ? 0 : cluster_rank(), row, x, shared);
+  return wide_multiply<kFormat, kCols, kBlocks>(p.weight, p.depth, rank, row, x, shared);
 }
 
-// Where a sum lies, [column][row], with a pitch that keeps the banks of a fragment apart.
-template <int kGroups>
-FL_DEVICE int sum_at(int column, int row) {
-  return column * (kGroups * kGroupRows + 4) + row;
-}
+struct Four {
+  float4 v;
 
-template <int kGroups, int kCols>
-FL_DEVICE void spill_many(const float (&acc)[kCols / 8][4], float* sums) {
-  int g = lane_idx() / 4, q = lane_idx() % 4, row = warp_idx() * kTileRows + g;
-#pragma unroll
-  for (int n = 0; n < kCols / 8; ++n) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) sums[sum_at<kGroups>(8 * n + 2 * q + i % 2, row + i / 2 * 8)] = acc[n][i];
-  }
-}
+  FL_DEVICE explicit Four(const float* at) : v(*(const float4*)at) {}
+  FL_DEVICE void add(const Four& o) { v.x += o.v.x, v.y += o.v.y, v.z += o.v.z, v.w += o.v.w; }
+};
 
-// Four neighbouring sums, those of the blocks added in order.
-template <int kBlocks>
-FL_DEVICE void fold_blocks(float (&sum)[4], const float* own) {
-#pragma unroll
-  for (int b = 0; b < kBlocks; ++b) {
-    float4 part = *(const float4*)(kBlocks == 1 ? own : cluster_peer(own, b));
-    if (b == 0) {
-      sum[0] = part.x, sum[1] = part.y, sum[2] = part.z, sum[3] = part.w;
-    } else {
-      sum[0] += part.x, sum[1] += part.y, sum[2] += part.z, sum[3] += part.w;
-    }
+// Four neighbouring sums: those of the segments of each half in order, and the halves.
+template <int kBlocks, int kCols>
+FL_DEVICE Four fold_segments(const float* last, const float* before) {
+  if constexpr (kBlocks == 1) {
+    Four low(before), high(before + kSumFloats<kCols>);
+    high.add(Four(last));
+    low.add(high);
+    return low;
+  } else {
+    auto half = [=](int first) {
+      Four sum(cluster_peer(before, first));
+      sum.add(Four(cluster_peer(last, first)));
+      if (kBlocks == 4) sum.add(Four(cluster_peer(before, first + 1))), sum.add(Four(cluster_peer(last, first + 1)));
+      return sum;
+    };
+    Four low = half(0);
+    low.add(half(kBlocks / 2));
+    return low;
   }
 }
 
 // A block stores its share of the cluster's outputs, four neighbouring columns a thread.
-template <int kGroups, int kCols, int kBlocks>
-FL_DEVICE void store_many(const LinearParams& p, const RowMap& map, const float* sums) {
+template <int kCols, int kBlocks>
+FL_DEVICE void store_many(const LinearParams& p, const RowMap& map, const float* last, const float* before) {
   float global = tile_scale(p.weight, 0);
   constexpr int kOwn = kCols / kBlocks;
   int fours = map.width / 4, first = kBlocks == 1 ? 0 : cluster_rank() * kOwn;
-  for (int i = threadIdx.x; i < kOwn * fours; i += kGroups * kGroupThreads) {
+  for (int i = threadIdx.x; i < kOwn * fours; i += kWideThreads) {
     int within = i % fours * 4, column = first + i / fours, row = blockIdx.y * kCols + column;
     if (within >= map.count || row >= p.rows) continue;
-    float value[4], up[4];
-    const float* own = sums + sum_at<kGroups>(column, map.tile_row(within));
-    fold_blocks<kBlocks>(value, own);
-    if (map.swiglu) fold_blocks<kBlocks>(up, own + 8);
+    int own = sum_at(column, map.tile_row(within));
+    float4 sum = fold_segments<kBlocks, kCols>(last + own, before + own).v;
+    float value[4] = {sum.x * global, sum.y * global, sum.z * global, sum.w * global};
+    if (map.swiglu) {
+      float4 up = fold_segments<kBlocks, kCols>(last + own + 8, before + own + 8).v;
+      float ups[4] = {up.x * global, up.y * global, up.z * global, up.w * global};
 #pragma unroll
-    for (int n = 0; n < 4; ++n) {
-      value[n] *= global;
-      if (map.swiglu) value[n] = swiglu(value[n], up[n] * global, p.limit);
+      for (int n = 0; n < 4; ++n) value[n] = swiglu(value[n], ups[n], p.limit);
     }
     int64_t at = (int64_t)row * map.columns + map.base + within;
     if (!p.out_f32 && within + 4 <= map.count && at % 4 == 0) {
@@ -190,27 +185,22 @@ FL_DEVICE void store_many(const LinearParams& p, const RowMap& map, const float*
   }
 }
 
-template <int kGroups, int kCols, int kBlocks>
+template <int kCols, int kBlocks>
 FL_DEVICE void many_body(const LinearParams& p, unsigned char* shared) {
-  RowMap map(p, blockIdx.x / kBlocks, kGroups * kGroupRows / kTileRows);
-  float sums[kCols / 8][4];
+  RowMap map(p, blockIdx.x / kBlocks, kWideRows / kTileRows);
+  const float* before = nullptr;
   switch (p.weight.format) {
-    case kWeightBf16: multiply_many<kWeightBf16, kGroups, kCols, kBlocks>(sums, p, map, shared); break;
-    case kWeightFp8Block:
-      if constexpr (kBlocks > 1 || kCols < 128) multiply_many<kWeightFp8Block, kGroups, kCols, kBlocks>(sums, p, map, shared);
-      break;
-    case kWeightNvfp4: multiply_many<kWeightNvfp4, kGroups, kCols, kBlocks>(sums, p, map, shared); break;
-    default: multiply_many<kWeightMxfp4, kGroups, kCols, kBlocks>(sums, p, map, shared); break;
+    case kWeightBf16: before = multiply_many<kWeightBf16, kCols, kBlocks>(p, map, shared); break;
+    case kWeightFp8Block: before = multiply_many<kWeightFp8Block, kCols, kBlocks>(p, map, shared); break;
+    case kWeightNvfp4: before = multiply_many<kWeightNvfp4, kCols, kBlocks>(p, map, shared); break;
+    default: before = multiply_many<kWeightMxfp4, kCols, kBlocks>(p, map, shared); break;
   }
-  copies_wait<0>();
-  __syncthreads();
-  spill_many<kGroups, kCols>(sums, (float*)shared);
   if (kBlocks == 1) {
     __syncthreads();
   } else {
     cluster_sync();
   }
-  store_many<kGroups, kCols, kBlocks>(p, map, (const float*)shared);
+  store_many<kCols, kBlocks>(p, map, (const float*)shared, before);
   if (kBlocks > 1) cluster_sync();
 }
 
@@ -237,24 +227,23 @@ FL_KERNEL_BLOCKS(kFewThreads, 2, linear_8, LinearParams) {
   store_few(p, map, partial);
 }
 
-// Dynamic shared memory: two rounds of activations and the ring; later the sums.
-FL_KERNEL_CLUSTER(256, 1, kSegments, linear_64, LinearParams) {
+// Dynamic shared memory: two rounds of activations, the ring, and the sums of the segments before a block's last.
+FL_KERNEL_CLUSTER(kWideThreads, 2, 4, linear_32, LinearParams) {
   FL_DYNAMIC_SHARED(shared);
-  many_body<2, 64, kSegments>(p, shared);
+  many_body<32, 4>(p, shared);
 }
-FL_KERNEL_CLUSTER(256, 1, kSegments, linear_128, LinearParams) {
+
+FL_KERNEL_CLUSTER(kWideThreads, 2, 4, linear_64, LinearParams) {
   FL_DYNAMIC_SHARED(shared);
-  many_body<2, 128, kSegments>(p, shared);
+  many_body<64, 4>(p, shared);
 }
-FL_KERNEL_CLUSTER(256, 1, kSegments, linear_32, LinearParams) {
+
+FL_KERNEL_CLUSTER(kWideThreads, 1, 2, linear_128, LinearParams) {
   FL_DYNAMIC_SHARED(shared);
-  many_body<2, 32, kSegments>(p, shared);
+  many_body<128, 2>(p, shared);
 }
-FL_KERNEL(256, linear_64_alone, LinearParams) {
+
+FL_KERNEL(kWideThreads, linear_64_alone, LinearParams) {
   FL_DYNAMIC_SHARED(shared);
-  many_body<2, 64, 1>(p, shared);
-}
-FL_KERNEL(256, linear_128_alone, LinearParams) {
-  FL_DYNAMIC_SHARED(shared);
-  many_body<2, 128, 1>(p, shared);
+  many_body<64, 1>(p, shared);
 }

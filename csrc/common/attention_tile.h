@@ -62,10 +62,10 @@ FL_DEVICE int listed_row(const AttentionParams& p, const RowList& list, int64_t 
 }
 
 // The page of that row, -1 if it is masked.
-FL_DEVICE int32_t listed_page(const AttentionParams& p, const RowList& list, int64_t t, int i, int row) {
+FL_DEVICE int32_t listed_page(const AttentionParams& p, const RowList& list, int64_t request, int i, int row) {
   bool in_window = i < list.window;
   if (row < 0 || (!in_window && row >= list.visible)) return -1;
-  return page_of(in_window ? p.window : p.compressed, t / p.per_request, row);
+  return page_of(in_window ? p.window : p.compressed, request, row);
 }
 
 // Its data on that page, null if it is masked; and its scales.
@@ -84,7 +84,7 @@ FL_DEVICE const uint8_t* listed_data(const AttentionParams& p, const RowList& li
 FL_DEVICE void find_rows(const AttentionParams& p, int64_t t, int tile, int slot, Shared& s) {
   if (slot < 0 || slot >= kTile) return;
   int i = tile * kTile + slot, row = listed_row(p, s.list, t, i);
-  int32_t id = listed_page(p, s.list, t, i, row);
+  int32_t id = listed_page(p, s.list, t / p.per_request, i, row);
   s.data[tile % kAhead][slot] = listed_data(p, s.list, i, row, id, s.scale_data[tile % kAhead][slot]);
 }
 

@@ -9,8 +9,10 @@
 #include "group_mma.h"
 #include "tile.h"
 
-// The segments of K that every sum is made of: segment s has steps s, s + kSegments, ...
-constexpr int kSegments = 4;
+// The segments of K that every sum is made of: segment s has steps s, s + kSegments, ... Each is summed from zero; those of a
+// half are added in order, and then the halves.
+constexpr int kSegments = 8;
+constexpr int kHalfSegments = kSegments / 2;
 constexpr int kRoundElements = 128;
 
 template <int kFormat>
@@ -38,18 +40,22 @@ struct Round {
   }
 };
 
-// Stages of the ring, by format: as many as `src/cuda/ops/linear.rs` makes room for.
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-constexpr int kWideStages[] = {0, 4, 6, 8, 8};
-#else
-constexpr int kWideStages[] = {0, 2, 3, 6, 6};
-#endif
+// Stages of the ring, by format: two blocks of a cluster of four fit a multiprocessor that has 227 KiB of shared memory, and
+// one fits where there are 99. `src/cuda/ops/linear.rs` makes room for as many.
+template <int kCols, int kBlocks>
+FL_DEVICE constexpr int wide_stages(int format) {
+  if (kCols == 128) return format == kWeightBf16 ? 3 : format == kWeightFp8Block ? 5 : 8;
+  if (kBlocks == 1) return format == kWeightBf16 ? 4 : format == kWeightFp8Block ? 6 : 8;
+  return format == kWeightBf16 || format == kWeightFp8Block ? 2 : 3;
+}
 
-template <int kFormat, int kGroups>
+constexpr int kWideThreads = 2 * kGroupThreads;
+constexpr int kWideRows = 2 * kGroupRows;
+
+template <int kFormat>
 struct WideStage {
   using R = Round<kFormat>;
-  static constexpr int kRows = 64 * kGroups, kStages = kWideStages[kFormat];
-  static constexpr int kScales = kRows * R::kRowBytes, kBytes = kScales + kRows * R::kScaleBytes;
+  static constexpr int kScales = kWideRows * R::kRowBytes, kBytes = kScales + kWideRows * R::kScaleBytes;
 
   // Units of neighbouring rows in banks of their own.
   FL_DEVICE static int unit_at(int row, int unit) {
@@ -57,58 +63,82 @@ struct WideStage {
   }
 };
 
-// Sends a round of `S::kRows` weight rows on its way to a stage; `row(r)` is the matrix's row. A commit must follow.
-template <int kFormat, class S, int kThreads, class Row>
-FL_DEVICE void wide_fetch(unsigned char* stage, const Weight& w, int cols, int segment, int round, Row row) {
+// What a thread copies of every round: a unit of some weight rows, and a row's scales. `row(r)` is the matrix's row r, which
+// for rows 16 apart ascends.
+template <int kFormat>
+struct WideFetch {
   using R = Round<kFormat>;
-  constexpr bool kBlocks = kFormat == kWeightFp8Block;
-  int64_t code_bytes = code_row_bytes(kFormat, cols), scale_bytes = scale_row_bytes(kFormat, cols);
-  constexpr int kAtOnce = kThreads / R::kUnits;
-  int unit = threadIdx.x % R::kUnits, first = threadIdx.x / R::kUnits;
-  int element = R::element(segment, round, unit / 4);
-  if (element < cols) {
-    const uint8_t* from = (const uint8_t*)w.codes + R::code_bytes(element) + unit % 4 * kUnitBytes;
-#pragma unroll
-    for (int r = 0; r < S::kRows; r += kAtOnce) {
-      copy_async<16>(stage + S::unit_at(first + r, unit), from + row(first + r) * code_bytes);
-    }
-  }
-  if constexpr (R::kScaleBytes > 0) {
-    element = R::element(segment, round, 0);
-    if (threadIdx.x < S::kRows) {
-      int own = row(threadIdx.x);
-      const uint8_t* from = (const uint8_t*)w.scales + (kBlocks ? own / 128 : own) * scale_bytes;
-      from += kBlocks ? element / 128 * 4 : element / Step<kFormat>::kGroup;
-      copy_async<R::kScaleBytes>(stage + S::kScales + threadIdx.x * R::kScaleBytes, from);
-    }
-  }
-}
+  using S = WideStage<kFormat>;
+  static constexpr bool kBlocks = kFormat == kWeightFp8Block;
+  static constexpr int kAtOnce = kWideThreads / R::kUnits, kEach = kWideRows / kAtOnce;
+  const uint8_t *codes, *scales;
+  uint32_t offsets[kEach];
 
-// The activations of a round, held by the threads on their way to shared memory.
-template <int kFormat, int kCols, int kThreads>
+  template <class Row>
+  FL_DEVICE WideFetch(const Weight& w, int cols, Row row) {
+    int64_t code_bytes = code_row_bytes(kFormat, cols), scale_bytes = scale_row_bytes(kFormat, cols);
+    int unit = threadIdx.x % R::kUnits, first = threadIdx.x / R::kUnits, from = row(first);
+    codes = (const uint8_t*)w.codes + from * code_bytes + unit % 4 * kUnitBytes;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) offsets[i] = (uint32_t)((row(first + i * kAtOnce) - from) * code_bytes);
+    int own = row((int)threadIdx.x % kWideRows);
+    scales = (const uint8_t*)w.scales + (kBlocks ? own / 128 : own) * scale_bytes;
+  }
+
+  // A commit must follow.
+  FL_DEVICE void fetch(unsigned char* stage, int cols, int segment, int round) const {
+    int unit = threadIdx.x % R::kUnits, element = R::element(segment, round, unit / 4);
+    if (element < cols) {
+      const uint8_t* from = codes + R::code_bytes(element);
+      unsigned char* to = stage + S::unit_at(threadIdx.x / R::kUnits, unit);
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) copy_async<16>(to + i * kAtOnce * R::kRowBytes, from + offsets[i]);
+    }
+    if constexpr (R::kScaleBytes > 0) {
+      if (threadIdx.x >= kWideRows) return;
+      int first = R::element(segment, round, 0), at = kBlocks ? first / 128 * 4 : first / Step<kFormat>::kGroup;
+      copy_async<R::kScaleBytes>(stage + S::kScales + threadIdx.x * R::kScaleBytes, scales + at);
+    }
+  }
+};
+
+// The activation rows of a block: `count` of them, `pitch` elements apart.
+struct WideRowsOf {
+  const uint16_t* first;
+  int64_t pitch;
+  int count;
+};
+
+// The activations of a round, held by the threads on their way to shared memory: a piece of 16 bytes of every 16th row.
+template <int kFormat, int kCols>
 struct WideActivations {
   using R = Round<kFormat>;
-  static constexpr int kEach = kCols * 16 / kThreads;
-  static_assert(kEach > 0, "every thread has a share");
+  static constexpr int kEach = kCols / 16;
+  const uint16_t* from;
+  int64_t step;
+  int count, to;
   uint4 held[kEach];
 
-  FL_DEVICE static int piece(int i) { return lane_idx() / 4 % 2 + 2 * ((warp_idx() + i * (kThreads / kWarp)) % 2); }
-  FL_DEVICE static int column(int i) { return (warp_idx() + i * (kThreads / kWarp)) / 2 * 4 + lane_idx() / 8; }
+  FL_DEVICE static int piece() { return lane_idx() / 4 % 2 + 2 * (warp_idx() % 2); }
 
-  // `x(n)` is activation row n, null for none.
-  template <class Rows>
-  FL_DEVICE void load(Rows x, int cols, int segment, int round) {
+  FL_DEVICE WideActivations(const WideRowsOf& x) {
+    int row = warp_idx() / 2 * 4 + lane_idx() / 8, q = lane_idx() % 4;
+    from = x.first + row * x.pitch + q * Step<kFormat>::kUnit + piece() % R::kPieces * 8;
+    step = 16 * x.pitch, count = (x.count - row + 15) / 16;
+    to = row * 16 + q * 4 + 4 * piece() * Columns<kCols>::kApart;
+  }
+
+  FL_DEVICE void load(int cols, int segment, int round) {
+    int element = R::element(segment, round, piece() / R::kPieces);
+    const uint16_t* at = from + element;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      int element = R::element(segment, round, piece(i) / R::kPieces);
-      const uint16_t* row = x(column(i));
       held[i] = uint4{0, 0, 0, 0};
-      int at = element + lane_idx() % 4 * Step<kFormat>::kUnit + piece(i) % R::kPieces * 8;
-      if (row != nullptr && element < cols) held[i] = *(const uint4*)(row + at);
+      if (i < count && element < cols) held[i] = *(const uint4*)(at + i * step);
     }
   }
 
-  FL_DEVICE void store(unsigned char* to) const {
+  FL_DEVICE void store(unsigned char* columns) const {
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
       uint32_t words[4] = {held[i].x, held[i].y, held[i].z, held[i].w};
@@ -116,16 +146,16 @@ struct WideActivations {
         words[0] = low_halves(held[i].x, held[i].y), words[1] = high_halves(held[i].x, held[i].y);
         words[2] = low_halves(held[i].z, held[i].w), words[3] = high_halves(held[i].z, held[i].w);
       }
-      unsigned char* at = to + column(i) * 16 + lane_idx() % 4 * 4 + 4 * piece(i) * Columns<kCols>::kApart;
 #pragma unroll
-      for (int w = 0; w < 4; ++w) *(uint32_t*)(at + w * Columns<kCols>::kApart) = words[w];
+      for (int w = 0; w < 4; ++w) *(uint32_t*)(columns + to + i * 256 + w * Columns<kCols>::kApart) = words[w];
     }
   }
 };
 
 // The left operands of half a round: four instructions' fragments of this warp's 16 rows from `row` on.
-template <int kFormat, class S>
+template <int kFormat>
 FL_DEVICE void wide_expand(uint32_t (&a)[4][4], const unsigned char* stage, int row, int half) {
+  using S = WideStage<kFormat>;
   int g = lane_idx() / 4, q = lane_idx() % 4;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -173,98 +203,144 @@ struct Cursor {
   }
 };
 
-// The sums of a segment to those of the segments before it.
-template <int kCols>
-FL_DEVICE void fold_segment(float (&total)[kCols / 8][4], float (&acc)[kCols / 8][4], bool first) {
-#pragma unroll
-  for (int i = 0; i < kCols / 2; ++i) {
-    float &to = total[i / 4][i % 4], &from = acc[i / 4][i % 4];
-    to = first ? from : to + from, from = 0.0f;
-  }
-}
-
-// A block's share of the sums of one segment, or of all of them in order. Waits for the kernel before once the first weights
-// are on their way.
-template <int kFormat, class S, int kCols, int kThreads, bool kAll, class Row, class Rows>
-FL_DEVICE void wide_multiply(float (&total)[kCols / 8][4], const Weight& w, int cols, int segment, Row row, Rows x,
-                             unsigned char* shared) {
-  using R = Round<kFormat>;
-  constexpr bool kScaled = kFormat == kWeightFp8Block;
-  constexpr int kBuffer = Columns<kCols>::kBytes;
-  unsigned char* ring = shared + 2 * kBuffer;
-  int own = warp_idx() * kTileRows, end = kAll ? kSegments : segment + 1;
-  Cursor<kFormat> ahead(cols, segment, end), here = ahead;
-  auto fetch = [&](int slot) {
-    if (ahead.valid()) {
-      wide_fetch<kFormat, S, kThreads>(ring + slot * S::kBytes, w, cols, ahead.segment, ahead.round, row);
-      ahead.next();
-    }
-    copies_commit();
-  };
-#pragma unroll 1
-  for (int i = 0; i < S::kStages - 1; ++i) fetch(i);
-  pdl_wait();
-  Cursor<kFormat> soon = here;  // What `held` has, then what it gets next.
-  WideActivations<kFormat, kCols, kThreads> held;
-  auto load = [&]() {
-    if (soon.valid()) held.load(x, cols, soon.segment, soon.round);
-  };
-  load();
-  held.store(shared);
-  if (soon.valid()) soon.next();
-  load();
+// The products of a round added to a segment's sums; they are there after `wide_wait`.
+template <int kFormat, int kCols>
+struct WideSums {
+  static constexpr bool kScaled = kFormat == kWeightFp8Block;
   float acc[kCols / 8][4] = {};
-  int slot = 0, into = S::kStages - 1, buffer = 0;
-  bool first = true;
-#pragma unroll 1
-  while (here.valid()) {
-    copies_wait<S::kStages - 2>();
-    columns_written();
-    __syncthreads();
-    const unsigned char* stage = ring + slot * S::kBytes;
-    const unsigned char* columns = shared + buffer * kBuffer;
-    bool both = kFormat != kWeightBf16 || R::element(here.segment, here.round, 2) < cols;
-    float part[kScaled ? kCols / 8 : 1][4];
-    uint32_t a[2][4][4];
-    wide_expand<kFormat, S>(a[0], stage, own, 0);
+  float part[kScaled ? kCols / 8 : 1][4];
+  uint32_t left[2][4][4];
+
+  FL_DEVICE void begin(const unsigned char* stage, const unsigned char* columns, bool both) {
+    int row = warp_idx() * kTileRows;
+    wide_expand<kFormat>(left[0], stage, row, 0);
+    half(columns, 0);
+    if (!both) return;
+    wide_expand<kFormat>(left[1], stage, row, 1);
+    half(columns, 1);
+  }
+
+  FL_DEVICE void half(const unsigned char* columns, int half) {
     if constexpr (kScaled) {
-      group_multiply<kCols>(part, a[0], columns, 0, false);
+      group_multiply<kCols>(part, left[half], columns, half, half > 0);
     } else {
-      group_multiply<kCols>(acc, a[0], columns, 0, true);
+      group_multiply<kCols>(acc, left[half], columns, half, true);
     }
-    fetch(into);
-    if (soon.valid()) {
-      held.store(shared + (1 - buffer) * kBuffer);
-      soon.next();
-      load();
-    }
-    if (both) {
-      wide_expand<kFormat, S>(a[1], stage, own, 1);
-      if constexpr (kScaled) {
-        group_multiply<kCols>(part, a[1], columns, 1, true);
-      } else {
-        group_multiply<kCols>(acc, a[1], columns, 1, true);
-      }
-    }
-    if constexpr (kScaled) {
+  }
+
+  FL_DEVICE void end(const unsigned char* stage) {
+    if constexpr (!kScaled) {
+      group_wait<kCols>(acc);
+    } else {
       group_wait<kCols>(part);
+      using S = WideStage<kFormat>;
+      int row = warp_idx() * kTileRows + lane_idx() / 4;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        float scale = *(const float*)(stage + S::kScales + (own + lane_idx() / 4 + 8 * i) * R::kScaleBytes);
+        float scale = *(const float*)(stage + S::kScales + (row + 8 * i) * Round<kFormat>::kScaleBytes);
 #pragma unroll
         for (int n = 0; n < kCols / 8; ++n) {
           acc[n][2 * i] = fmaf(scale, part[n][2 * i], acc[n][2 * i]);
           acc[n][2 * i + 1] = fmaf(scale, part[n][2 * i + 1], acc[n][2 * i + 1]);
         }
       }
-    } else {
-      group_wait<kCols>(acc);
     }
-    bool ended = here.next();
-    if (kAll && ended) fold_segment<kCols>(total, acc, first), first = false;
-    into = slot, slot = slot + 1 == S::kStages ? 0 : slot + 1, buffer = 1 - buffer;
   }
-  if (!kAll) fold_segment<kCols>(total, acc, true);
+};
+
+// Where a sum lies in shared memory, [column][row], with a pitch that keeps the banks of a fragment apart.
+FL_DEVICE int sum_at(int column, int row) { return column * (kWideRows + 4) + row; }
+
+// A thread's sums to where they lie, or added to what it put there before; and then zero.
+template <int kCols>
+FL_DEVICE void put_sums(float (&acc)[kCols / 8][4], float* sums, bool add) {
+  int g = lane_idx() / 4, q = lane_idx() % 4, row = warp_idx() * kTileRows + g;
+#pragma unroll
+  for (int n = 0; n < kCols / 8; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float* at = sums + sum_at(8 * n + 2 * q + i % 2, row + i / 2 * 8);
+      *at = add ? *at + acc[n][i] : acc[n][i];
+      acc[n][i] = 0.0f;
+    }
+  }
+}
+
+// Floats of the sums of a block.
+template <int kCols>
+constexpr int kSumFloats = kCols * (kWideRows + 4);
+
+// A block's share of the segments: an eighth of them times 2, 4 or 8. The sums of the last lie at the start of shared memory in
+// the end; those of the segments before it, added up half by half, where the result points, [half]. Waits for the kernel
+// before once the first weights are on their way.
+template <int kFormat, int kCols, int kBlocks, class Row>
+FL_DEVICE float* wide_multiply(const Weight& w, int cols, int rank, Row row, const WideRowsOf& x, unsigned char* shared) {
+  using S = WideStage<kFormat>;
+  constexpr int kBuffer = Columns<kCols>::kBytes, kStages = wide_stages<kCols, kBlocks>(kFormat);
+  constexpr int kOwn = kSegments / kBlocks;
+  // The sums of the segment before are held in registers where there are enough of them, to save shared memory.
+  constexpr bool kHeld = kBlocks == 4 && kFormat == kWeightBf16;
+  unsigned char* ring = shared + 2 * kBuffer;
+  float* before = kHeld ? (float*)shared + kSumFloats<kCols> : (float*)(ring + kStages * S::kBytes);
+  WideFetch<kFormat> weights(w, cols, row);
+  Cursor<kFormat> ahead(cols, rank * kOwn, (rank + 1) * kOwn), here = ahead;
+  auto fetch = [&](int slot) {
+    if (ahead.valid()) {
+      weights.fetch(ring + slot * S::kBytes, cols, ahead.segment, ahead.round);
+      ahead.next();
+    }
+    copies_commit();
+  };
+#pragma unroll 1
+  for (int i = 0; i < kStages - 1; ++i) fetch(i);
+  pdl_wait();
+  Cursor<kFormat> soon = here;  // What `held` has.
+  WideActivations<kFormat, kCols> held(x);
+  auto load = [&]() {
+    if (soon.valid()) held.load(cols, soon.segment, soon.round);
+  };
+  load();
+  if (soon.valid()) {
+    held.store(shared);
+    soon.next();
+  }
+  load();
+  WideSums<kFormat, kCols> sums;
+  float first[kHeld ? kCols / 8 : 1][4] = {};
+  int slot = 0, into = kStages - 1, buffer = 0, ended = 0;
+  auto end_segment = [&]() {
+    if constexpr (kHeld) {
+#pragma unroll
+      for (int i = 0; i < kCols / 2; ++i) first[i / 4][i % 4] = sums.acc[i / 4][i % 4], sums.acc[i / 4][i % 4] = 0.0f;
+    } else {
+      put_sums<kCols>(sums.acc, before + ended / kHalfSegments * kSumFloats<kCols>, ended % kHalfSegments > 0);
+    }
+    ++ended;
+  };
+#pragma unroll 1
+  while (here.valid()) {
+    copies_wait<kStages - 2>();
+    columns_written();
+    __syncthreads();
+    const unsigned char* stage = ring + slot * S::kBytes;
+    bool both = kFormat != kWeightBf16 || Round<kFormat>::element(here.segment, here.round, 2) < cols;
+    sums.begin(stage, shared + buffer * kBuffer, both);
+    fetch(into);
+    if (soon.valid()) {
+      held.store(shared + (1 - buffer) * kBuffer);
+      soon.next();
+      load();
+    }
+    sums.end(stage);
+    if (here.next() && ended < kOwn - 1) end_segment();
+    into = slot, slot = slot + 1 == kStages ? 0 : slot + 1, buffer = 1 - buffer;
+  }
   // Segments without steps add zero.
-  if (kAll && here.steps < kSegments) fold_segment<kCols>(total, acc, first);
+#pragma unroll 1
+  while (ended < kOwn - 1) end_segment();
+  copies_wait<0>();
+  __syncthreads();
+  put_sums<kCols>(sums.acc, (float*)shared, false);
+  if constexpr (kHeld) put_sums<kCols>(first, before, false);
+  return before;
 }

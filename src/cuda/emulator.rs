@@ -59,7 +59,6 @@ entries! {
     Linear64, flashlane_emu_linear_64;
     Linear128, flashlane_emu_linear_128;
     Linear64Alone, flashlane_emu_linear_64_alone;
-    Linear128Alone, flashlane_emu_linear_128_alone;
     Fp4ToBf16, flashlane_emu_nvfp4_to_bf16;
     Fp4ToE4m3, flashlane_emu_nvfp4_to_e4m3;
     Fp4Quantize, flashlane_emu_nvfp4_quantize;

@@ -57,7 +57,6 @@ kernels! {
     Linear64, "linear", "linear_64";
     Linear128, "linear", "linear_128";
     Linear64Alone, "linear", "linear_64_alone";
-    Linear128Alone, "linear", "linear_128_alone";
     Fp4ToBf16, "nvfp4", "nvfp4_to_bf16";
     Fp4ToE4m3, "nvfp4", "nvfp4_to_e4m3";
     Fp4Quantize, "nvfp4", "nvfp4_quantize";

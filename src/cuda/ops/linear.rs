@@ -8,22 +8,20 @@ use crate::cuda::launch::Params;
 use crate::cuda::{CudaError, Kernel, Launch};
 use crate::ops::{Dtype, Epilogue, Linear};
 
-/// Segments of K, and the warps or the blocks of a cluster that each have one.
-const SEGMENTS: usize = 4;
-/// Elements of K that are staged at once.
+/// Elements of K that the kernels for many rows stage at once.
 const ROUND: usize = 128;
-
+/// Weight rows of a block of theirs.
+const WEIGHT_ROWS: usize = 128;
 /// Shared memory of a block on architectures that have wgmma.
 const LARGE: usize = 227 << 10;
 
-/// A kernel, the activation rows and the weight rows of one of its blocks, its threads and its dynamic shared memory.
+/// A kernel, the activation rows and the weight rows of one of its blocks, and its dynamic shared memory.
 struct Shape {
     kernel: Kernel,
     rows: usize,
     weight_rows: usize,
     /// Blocks that share the segments of K.
     blocks: usize,
-    threads: u32,
     shared: usize,
 }
 
@@ -38,33 +36,22 @@ impl Shape {
         };
         if op.rows <= 8 || !(op.cols_in / op.groups).is_multiple_of(step) {
             let (kernel, shared) = (Kernel::Linear8, 4 * 16 * (8 * 128 + 64 + 8 * 16 + 16));
-            return Self { kernel, rows: 8, weight_rows: 16, blocks: 1, threads: 128, shared };
+            return Self { kernel, rows: 8, weight_rows: 16, blocks: 1, shared };
         }
-        let limit = b.all.shared_memory;
-        let columns = match op.rows {
-            ..=32 => 32,
-            65.. if limit >= LARGE => 128,
-            _ => 64,
+        let many = |kernel, rows, blocks| {
+            let shared = shared(rows, blocks, format);
+            Self { kernel, rows, weight_rows: WEIGHT_ROWS, blocks, shared }
         };
-        let shape = |kernel, rows, blocks| {
-            let shared = many(rows, 128, weight, limit);
-            Self { kernel, rows, weight_rows: 128, blocks, threads: 256, shared }
-        };
-        // Blocks that have all of K each, where they fill the GPU: sums in fp8 need too many registers for 128 rows.
-        let whole = if columns == 128 && format != ffi::kWeightFp8Block {
-            shape(Kernel::Linear128Alone, 128, 1)
-        } else {
-            shape(Kernel::Linear64Alone, 64, 1)
-        };
-        if columns > 32 && 4 * whole.count(op) >= 3 * b.all.multiprocessors {
-            return whole;
+        // Blocks that have all of K each, or half of it, where they fill the GPU.
+        let enough = |shape: &Self| 4 * shape.count(op) >= 3 * b.all.multiprocessors;
+        let (whole, half) = (many(Kernel::Linear64Alone, 64, 1), many(Kernel::Linear128, 128, 2));
+        let large = b.all.shared_memory >= LARGE;
+        match op.rows {
+            65.. if large && enough(&half) => half,
+            _ if large && enough(&whole) => whole,
+            ..=32 => many(Kernel::Linear32, 32, 4),
+            _ => many(Kernel::Linear64, 64, 4),
         }
-        let kernel = match columns {
-            32 => Kernel::Linear32,
-            64 => Kernel::Linear64,
-            _ => Kernel::Linear128,
-        };
-        shape(kernel, columns, SEGMENTS)
     }
 
     /// Blocks along the output columns.
@@ -78,19 +65,27 @@ impl Shape {
     }
 }
 
-/// Shared memory of the kernels for many rows: two rounds of activations and the ring of weights; then the sums.
-fn many(columns: usize, weight_rows: usize, weight: &Weight, limit: usize) -> usize {
-    let (bytes, stages) = match weight.format as u32 {
-        ffi::kWeightBf16 => (2 * ROUND, [2, 4]),
-        ffi::kWeightFp8Block => (ROUND + 4, [3, 6]),
-        ffi::kWeightNvfp4 => (ROUND / 2 + 8, [6, 8]),
-        _ => (ROUND / 2 + 4, [6, 8]),
+/// Shared memory of the kernels for many rows: two rounds of activations and the ring of weights, as deep as `wide_stages`
+/// says, and the sums of a block's earlier segments.
+fn shared(columns: usize, blocks: usize, format: u32) -> usize {
+    let (bytes, [of_128, alone, of_four]) = match format {
+        ffi::kWeightBf16 => (2 * ROUND, [3, 4, 2]),
+        ffi::kWeightFp8Block => (ROUND + 4, [5, 6, 2]),
+        ffi::kWeightNvfp4 => (ROUND / 2 + 8, [8, 8, 3]),
+        _ => (ROUND / 2 + 4, [8, 8, 3]),
     };
-    // As deep as the kernel's own architecture makes it: sm_90a has the larger memory.
-    let stages = stages[usize::from(limit >= LARGE)];
+    let stages = match blocks {
+        1 => alone,
+        2 => of_128,
+        _ => of_four,
+    };
     let activations = 2 * ROUND / 8 * (columns * 16 + 16);
-    let sums = 4 * columns * (weight_rows + 4);
-    sums.max(activations + stages * weight_rows * bytes)
+    let sums = match blocks {
+        1 => 2,
+        4 if format == ffi::kWeightBf16 => 0,
+        _ => 1,
+    };
+    activations + stages * WEIGHT_ROWS * bytes + sums * 4 * columns * (WEIGHT_ROWS + 4)
 }
 
 // SAFETY: generated from the kernels' header; gaps are explicit.
@@ -121,5 +116,5 @@ pub(super) fn launch(op: &Linear, b: &Bound<'_>) -> Result<Launch, CudaError> {
     };
     let shape = Shape::of(op, &params.weight, b);
     let grid = [shape.across(op), op.rows.div_ceil(shape.rows), 1];
-    Ok(Launch::new(shape.kernel, grid, shape.threads, shape.shared, &params))
+    Ok(Launch::new(shape.kernel, grid, 256, shape.shared, &params))
 }
