@@ -84,7 +84,7 @@ FL_DEVICE const uint8_t* listed_data(const AttentionParams& p, const RowList& li
 FL_DEVICE void find_rows(const AttentionParams& p, int64_t t, int tile, int slot, Shared& s) {
   if (slot < 0 || slot >= kTile) return;
   int i = tile * kTile + slot, row = listed_row(p, s.list, t, i);
-  int32_t id = listed_page(p, s.list, t / p.per_request, i, row);
+  int32_t id = listed_page(p, s.list, (uint32_t)t / (uint32_t)p.per_request, i, row);
   s.data[tile % kAhead][slot] = listed_data(p, s.list, i, row, id, s.scale_data[tile % kAhead][slot]);
 }
 

@@ -79,7 +79,9 @@ impl Launch {
     /// [`CudaError::Unsupported`]: the kernel has no twins.
     pub(super) fn with(self, fault: Fault) -> Result<Self, CudaError> {
         match (fault, self.kernel.file()) {
-            (_, "linear") | (Fault::Slow, "attention") => Ok(Self { fault: Some(fault), ..self }),
+            (_, "linear") | (Fault::Slow, "attention" | "attention_wide") => {
+                Ok(Self { fault: Some(fault), ..self })
+            }
             _ => {
                 Err(CudaError::Unsupported { op: self.kernel.symbol(), what: "a kernel with a fault in it" })
             }
