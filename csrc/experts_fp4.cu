@@ -5,9 +5,9 @@
 // nothing but the sums of slices goes from warp to warp, through a few sets in shared memory, to four more warps that add them in
 // order, so weights stream with no barrier of the block; (2) `experts_up` spreads units of 8 gate rows and 8 up rows for each row
 // tile of the active experts evenly over one block a multiprocessor; an expert's activations stay in registers from unit to unit;
-// (3) a block of `experts_down` owns its row tiles of up to 128 tokens and walks the active experts in ascending order; the
-// next expert's activations replace this one's as they are used; (4) no sum depends on the number of tokens, on their places, on
-// the grid or on the stages; (5) an expert with no token costs nothing.
+// (3) a block of `experts_down` owns its row tiles of as many tokens as its memory allows and walks the active experts in
+// ascending order; the next expert's activations replace this one's as they are used; (4) no sum depends on the number of
+// tokens, on their places, on the grid or on the stages; (5) an expert with no token costs nothing.
 #include "experts.h"
 
 #include "common/fp4_slices.h"
