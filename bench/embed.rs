@@ -7,7 +7,7 @@ use crate::bench::{At, Bench};
 use crate::support::{Case, Dtype};
 
 pub(crate) fn benches(at: At) -> Vec<Bench> {
-    let (vocab, hidden) = at.pick((768, 256), (129_280, 4096));
+    let (vocab, hidden) = at.pick((768, 256), (8192, 4096));
     [1, 64].map(|rows| bench(rows, vocab, hidden)).into()
 }
 

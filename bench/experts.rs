@@ -6,7 +6,7 @@ use flashlane::checkpoint::WeightFormat;
 use flashlane::ops::{ExpertsDown, ExpertsUp, Op};
 
 use crate::bench::{At, Bench};
-use crate::support::{Case, Dtype};
+use crate::support::{Case, Dtype, Value};
 
 #[derive(Clone, Copy)]
 struct Shape {
@@ -29,46 +29,45 @@ pub(crate) fn benches(at: At) -> Vec<Bench> {
     at.pick(cpu.concat(), gpu).into_iter().flat_map(|shape| [up(shape), down(shape)]).collect()
 }
 
-/// The experts of a row, ascending; other experts for other nodes, so that few of them are in the cache.
-fn ids(shape: Shape, rows: usize, node: usize) -> Vec<i32> {
-    let Shape { k, experts, .. } = shape;
-    let id = |t: usize, j: usize| (t * 37 + j * (experts / k - 1) + t / 8 + node * 63) % experts;
-    let row = |t| {
-        let mut row: Vec<i32> = (0..k).map(|j| id(t, j) as i32).collect();
+/// The experts of each row, ascending; those of the first row are the first. Other nodes have others, so that few are in the cache.
+fn ids(shape: Shape, node: usize) -> Vec<i32> {
+    let Shape { rows, k, experts, .. } = shape;
+    let row = |t: usize| {
+        let mut row: Vec<i32> =
+            (0..k).map(|j| ((t * 157 + t / 8 * 25 + j + node * 63) % experts) as i32).collect();
         row.sort_unstable();
         row
     };
     (0..rows).flat_map(row).collect()
 }
 
-/// Experts that the rows of a node go to.
-fn active(shape: Shape) -> usize {
-    ids(shape, shape.rows, 0).into_iter().collect::<BTreeSet<_>>().len()
-}
-
+/// `cols` columns of `matrix_rows` rows an expert. The first row alone has a stack of its own experts, no more.
 fn bench(
     kernel: &'static str,
     shape: Shape,
     (matrix_rows, cols, activations): (usize, usize, usize),
-    node: impl Fn(&mut Case, crate::support::Value, usize, Vec<i32>) + 'static,
+    node: fn(&mut Case, Value, Shape, Vec<i32>),
 ) -> Bench {
-    let Shape { format, rows, experts, k, hidden, width } = shape;
-    let active = active(shape);
+    let Shape { format, rows, k, hidden, width, .. } = shape;
+    let active = ids(shape, 0).into_iter().collect::<BTreeSet<_>>().len();
     let weight = active * matrix_rows * (format.row_bytes(cols) + format.scale_row_bytes(cols));
     let name = format!("{format:?} {hidden} x {width} {rows} rows {active} experts");
-    let build = move |rows, copies| {
+    let build = move |shape: Shape, copies| {
         let mut case = Case::new();
-        let weight = case.noise_matrix("weight", format, experts * matrix_rows, cols);
-        (0..copies).for_each(|copy| node(&mut case, weight, rows, ids(shape, rows, copy)));
+        let weight = case.noise_matrix("weight", format, shape.experts * matrix_rows, cols);
+        (0..copies).for_each(|copy| node(&mut case, weight, shape, ids(shape, copy)));
         case
     };
-    Bench::over(kernel, name, rows, build).moves(weight + activations, 2 * rows * k * matrix_rows * cols)
+    Bench::over(kernel, name, rows, move |rows, copies| build(Shape { rows, ..shape }, copies))
+        .with_first_row(move || build(Shape { rows: 1, experts: k, ..shape }, 1))
+        .moves(weight + activations, 2 * rows * k * matrix_rows * cols)
 }
 
 fn up(shape: Shape) -> Bench {
-    let Shape { rows, experts, k, hidden, width, .. } = shape;
+    let Shape { rows, k, hidden, width, .. } = shape;
     let activations = rows * (2 * hidden + 2 * k * width + 8 * k);
-    bench("experts_up", shape, (2 * width, hidden, activations), move |case, weight, rows, ids| {
+    bench("experts_up", shape, (2 * width, hidden, activations), |case, weight, shape, ids| {
+        let Shape { rows, experts, k, hidden, width, .. } = shape;
         let (tokens, ids) = (case.rows_at(rows, 5), case.ints("ids", &ids));
         let x = case.noise("x", Dtype::Bf16, rows * hidden);
         let weights = case.noise("weights", Dtype::F32, rows * k);
@@ -80,24 +79,15 @@ fn up(shape: Shape) -> Bench {
 }
 
 fn down(shape: Shape) -> Bench {
-    let Shape { rows, experts, k, hidden, width, .. } = shape;
+    let Shape { rows, k, hidden, width, .. } = shape;
     let activations = rows * (2 * k * width + 4 * hidden + 4 * k);
-    bench("experts_down", shape, (hidden, width, activations), move |case, weight, rows, ids| {
+    bench("experts_down", shape, (hidden, width, activations), |case, weight, shape, ids| {
+        let Shape { rows, experts, k, hidden, width, .. } = shape;
         let (tokens, ids) = (case.rows_at(rows, 5), case.ints("ids", &ids));
         let h = case.noise("h", Dtype::Bf16, rows * k * width);
         let shared = case.noise("shared", Dtype::Bf16, rows * hidden);
         let y = case.out("y", Dtype::Bf16, rows * hidden);
-        case.op(Op::ExpertsDown(ExpertsDown {
-            tokens,
-            h,
-            ids,
-            weight,
-            shared,
-            y,
-            experts,
-            k,
-            hidden,
-            width,
-        }));
+        let op = ExpertsDown { tokens, h, ids, weight, shared, y, experts, k, hidden, width };
+        case.op(Op::ExpertsDown(op));
     })
 }

@@ -17,6 +17,7 @@ use flashlane::checkpoint::WeightFormat;
 use flashlane::cuda::{
     Backend, CudaError, DeviceResident, DeviceStep, Executor, Fence, IndexReader, Options, Ready, RunMode,
 };
+use flashlane::ops::Op;
 use flashlane::step::{Graph, Node};
 
 use crate::bench::{At, Bench};
@@ -170,6 +171,11 @@ impl Gpu {
     }
 }
 
+/// Whether it writes pools or states.
+fn stores(op: &Op) -> bool {
+    matches!(op, Op::RopeStore(_) | Op::Compress(_) | Op::IndexStore(_) | Op::Sample(_))
+}
+
 /// Launches of one operation over their memory, as graphs.
 struct Captured {
     launches: usize,
@@ -209,7 +215,7 @@ impl Captured {
         let step = DeviceStep::upload(backend, &case.graph, &memory)?;
         let on_device = DeviceResident::upload(backend, &resident)?;
         let index_reader = if bench.simple { IndexReader::Simple } else { IndexReader::Fast };
-        let executor = executor(backend, &case, Options { index_reader })?;
+        let executor = executor(backend, &case, Options { index_reader, ..Options::default() })?;
         let ready = |nodes: Vec<Node>, programmatic| {
             let graph = Graph { nodes, ..case.graph.clone() };
             let mode = RunMode { captured: true, forked: false, programmatic };
@@ -223,7 +229,9 @@ impl Captured {
         if check {
             executor.start(&cold)?;
             step.read_arena(&mut memory)?;
-            on_device.download(&mut resident)?;
+            if stores(&nodes[0].op) {
+                on_device.download(&mut resident)?;
+            }
             check::by_the_cpu(bench, |id| case.bytes(id, &memory, &resident));
         }
         Ok(Self { executor, launches, cold, warm, chain, foreign, _memory: (step, on_device) })

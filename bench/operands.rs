@@ -5,6 +5,7 @@ use flashlane::checkpoint::WeightFormat;
 use flashlane::format::index_row::IndexFormat;
 use flashlane::format::kv_row::KvFormat;
 use flashlane::ops::{BufferId, PAGE_ROWS, Paged, Tokens};
+use rayon::prelude::*;
 
 use crate::support::{Case, Draw, Dtype, Stored, Value};
 
@@ -12,6 +13,9 @@ use crate::support::{Case, Draw, Dtype, Stored, Value};
 const SMALL: u8 = 121;
 const ONE: u8 = 127;
 const E4M3_ONE: u8 = 0x38;
+
+/// Random bytes that are drawn together.
+const PART: usize = 1 << 20;
 
 /// e4m3 codes below 2, none of them NaN.
 fn e4m3(mut bytes: Vec<u8>) -> Vec<u8> {
@@ -35,12 +39,13 @@ pub(crate) struct Held {
 }
 
 impl Draw {
+    /// In parts, so that many hands make them.
     fn bytes(&mut self, len: usize) -> Vec<u8> {
-        let mut out: Vec<u8> = Vec::with_capacity(len.next_multiple_of(8));
-        while out.len() < len {
-            out.extend(self.bits().to_le_bytes());
-        }
-        out.truncate(len);
+        let (seed, mut out) = (self.bits(), vec![0; len]);
+        out.par_chunks_mut(PART).enumerate().for_each(|(number, part)| {
+            let mut draw = Self::new(seed ^ number as u64);
+            part.chunks_mut(8).for_each(|b| b.copy_from_slice(&draw.bits().to_le_bytes()[..b.len()]));
+        });
         out
     }
 }
@@ -94,16 +99,25 @@ impl Case {
 
     /// A pool in which the pages of a request are in no order, and its page table. Page 0 is nobody's. `fill` makes the bytes
     /// of a page.
-    fn noise_pages(&mut self, held: Held, page_bytes: usize, fill: impl Fn(&mut Draw) -> Vec<u8>) -> Paged {
+    fn noise_pages(
+        &mut self,
+        held: Held,
+        page_bytes: usize,
+        fill: impl Fn(&mut Draw) -> Vec<u8> + Sync,
+    ) -> Paged {
         let Held { requests, before, width, page_rows } = held;
-        let (mut draw, owned) = (self.draw(), requests * width);
-        let mut bytes = vec![0; (owned + 1) * page_bytes];
+        let (seed, owned) = ((self.graph.buffers.len() as u64) << 32, requests * width);
         let mut table = vec![0; requests * (before + width)];
+        // By page, its number among all.
+        let mut numbers = vec![0; owned];
         for i in 0..owned {
-            let page = i * 7919 % owned + 1;
-            table[i / width * (before + width) + before + i % width] = page as i32;
-            bytes[page * page_bytes..][..page_bytes].copy_from_slice(&fill(&mut draw));
+            let page = i * 7919 % owned;
+            table[i / width * (before + width) + before + i % width] = page as i32 + 1;
+            numbers[page] = i as u64;
         }
+        let mut bytes = vec![0; (owned + 1) * page_bytes];
+        let pages = bytes.par_chunks_exact_mut(page_bytes).skip(1).zip(&numbers);
+        pages.for_each(|(page, number)| page.copy_from_slice(&fill(&mut Draw::new(seed | number))));
         let pool = self.pool("pool", bytes);
         let table = self.ints("table", &table);
         Paged { pool, table, width: before + width, page_rows, pages: owned + 1 }

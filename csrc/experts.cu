@@ -3,13 +3,14 @@
 //
 // Bytes: every active expert's weights once: 14.2 MB an expert in NVFP4 at 4096 x 2048, two thirds of it in `experts_up`.
 // Notes: (1) weights stream through a ring of stages in shared memory for each warp (common/warp_ring.h), which runs on
-// across tiles and experts; each of a block's 8 warps has every eighth step of K; (2) tokens stand on the narrow side of the
-// matrix instruction, 8 at a time, so one token and eight cost the same; (3) `experts_up` spreads units of 16 columns (16
-// gate rows, 16 up rows) of the active experts evenly over a grid that fills the chip, and adds the warps' sums in order;
-// (4) a block of `experts_down` owns 16 output rows of up to 64 tokens and walks the active experts in ascending order; each
-// warp has its own sums over experts, added in warp order at the end, with no barrier on the way; (5) no sum depends on the
-// number of tokens or on their places, nor on the number of blocks or stages; (6) ids outside 0..experts are skipped; an
-// expert with no token costs nothing.
+// across tiles and experts; each of a block's 8 warps has every eighth step of K, in `experts_down` counted through all
+// experts, so that a narrow expert's few steps keep all warps busy too; (2) tokens stand on the narrow side of the matrix
+// instruction, 8 at a time, so one token and eight cost the same; (3) `experts_up` spreads units of 16 columns (16 gate rows,
+// 16 up rows) of the active experts evenly over a grid that fills the chip, and adds the warps' sums in order; (4) a block of
+// `experts_down` owns 16 output rows of up to 64 tokens and walks the active experts in ascending order; each warp has its
+// own sums over experts, added in warp order at the end, with no barrier on the way; (5) no sum depends on the number of
+// tokens or on their places, nor on the number of blocks or stages; (6) ids outside 0..experts are skipped; an expert with no
+// token costs nothing; (7) e2m1 in rows of 256 to 4,096 columns has kernels of its own in experts_fp4.cu.
 #include "experts.h"
 
 #include "common/pdl.h"
@@ -24,8 +25,6 @@ constexpr int kDownStages = 3;
 constexpr int kUpTiles = 2;
 constexpr int kUpColumns = 8 * kUpTiles;
 constexpr int kSums = kTileCols * kTilePitch;
-constexpr int kUpTokens = 256;
-constexpr int kDownTokens = 64;
 
 namespace {
 
@@ -117,7 +116,7 @@ FL_DEVICE void up_body(const ExpertsUpParams& p, const Item* items, const int16_
 #pragma unroll 1
     for (int step = warp; step < steps; step += kWarps) {
       StepActivations<kFormat> b;
-      b.load(x, step, p.hidden);
+      load_activations(b, x, step, p.hidden);
       copies_wait<UpSlots::kCount - 2>();
       __syncwarp();
       up_fetch<kFormat>(p, items, last, tiles, ahead, UpSlots::at(ring, into));
@@ -144,11 +143,17 @@ FL_DEVICE void clear_invalid(const ExpertsUpParams& p, const int16_t* kept, int 
   }
 }
 
+// The first step of an expert that this warp takes: of all experts' steps it has every eighth.
+FL_DEVICE int down_first(int expert, int steps) { return (warp_idx() - expert * steps) & (kWarps - 1); }
+
 template <int kFormat>
 FL_DEVICE void down_fetch(const ExpertsDownParams& p, const Item* items, int num_items, int base, int& item, int& step,
                           unsigned char* stage) {
   int steps = Step<kFormat>::count(p.width);
-  if (item < num_items && step < steps) {
+  while (item < num_items && step >= steps) {
+    if (++item < num_items) step = down_first(items[item].expert, steps);
+  }
+  if (item < num_items) {
     int last = p.hidden - 1;
     auto row = [=](int r) { return min(base + r, last); };
     TileRows rows = tile_rows<kFormat>(p.weight, items[item].expert, p.hidden, p.width, row);
@@ -156,7 +161,6 @@ FL_DEVICE void down_fetch(const ExpertsDownParams& p, const Item* items, int num
   }
   copies_commit();
   step += kWarps;
-  if (step >= steps) step = warp_idx(), ++item;
 }
 
 // A warp adds an item's products to its sums [token][row]; pairs in order, as a token may have chosen an expert twice.
@@ -177,22 +181,23 @@ FL_DEVICE void down_add(const ExpertsDownParams& p, const float (&acc)[4], const
 template <int kFormat>
 FL_DEVICE void down_body(const ExpertsDownParams& p, const Item* items, int num_items, const uint16_t* pairs, int first_pair,
                          int base, float* sums, unsigned char* ring) {
-  int steps = Step<kFormat>::count(p.width), warp = warp_idx(), slot = 0, into = 0, item_ahead = 0, step_ahead = warp;
-  if (warp >= steps) return;
+  int steps = Step<kFormat>::count(p.width), slot = 0, into = 0, item_ahead = 0;
+  int step_ahead = num_items > 0 ? down_first(items[0].expert, steps) : 0;
 #pragma unroll 1
   for (; into < DownSlots::kCount - 1; ++into) {
     down_fetch<kFormat>(p, items, num_items, base, item_ahead, step_ahead, DownSlots::at(ring, into));
   }
   for (int i = 0; i < num_items; ++i) {
     Item item = items[i];
-    int g = lane_idx() / 4;
+    int g = lane_idx() / 4, first = down_first(item.expert, steps);
+    if (first >= steps) continue;
     const uint16_t* x = nullptr;
     if (g < item.count) x = p.h + (int64_t)(first_pair + pairs[item.first + g]) * p.width;
     float acc[4] = {};
 #pragma unroll 1
-    for (int step = warp; step < steps; step += kWarps) {
+    for (int step = first; step < steps; step += kWarps) {
       StepActivations<kFormat> b;
-      b.load(x, step, p.width);
+      load_activations(b, x, step, p.width);
       copies_wait<DownSlots::kCount - 2>();
       __syncwarp();
       down_fetch<kFormat>(p, items, num_items, base, item_ahead, step_ahead, DownSlots::at(ring, into));
@@ -218,11 +223,11 @@ FL_DEVICE void down_store(const ExpertsDownParams& p, int first_token, int token
 
 }  // namespace
 
-// Dynamic shared memory: UpShared, ring, sums, items, then the ids of min(rows, 256) * k pairs.
+// Dynamic shared memory: UpShared, ring, sums, items, then the ids of the block's pairs.
 FL_KERNEL_BLOCKS(kThreads, 2, experts_up, ExpertsUpParams) {
   FL_DYNAMIC_SHARED(dynamic);
   pdl_wait();
-  int first_pair = blockIdx.y * kUpTokens * p.k, num_pairs = min(kUpTokens, p.rows - (int)blockIdx.y * kUpTokens) * p.k;
+  int first_pair = blockIdx.y * p.tokens * p.k, num_pairs = min(p.tokens, p.rows - (int)blockIdx.y * p.tokens) * p.k;
   UpShared& s = *(UpShared*)dynamic;
   unsigned char* ring = dynamic + sizeof(UpShared);
   float* partial = (float*)(ring + UpSlots::kRing);
@@ -238,12 +243,12 @@ FL_KERNEL_BLOCKS(kThreads, 2, experts_up, ExpertsUpParams) {
   }
 }
 
-// Dynamic shared memory: Routes, ring, the warps' sums, items, then the ids and the order of min(rows, 64) * k pairs.
+// Dynamic shared memory: Routes, ring, the warps' sums, items, then the ids and the order of the block's pairs.
 FL_KERNEL_BLOCKS(kThreads, 2, experts_down, ExpertsDownParams) {
   FL_DYNAMIC_SHARED(dynamic);
   pdl_wait();
-  int first_token = blockIdx.y * kDownTokens, base = blockIdx.x * kTileRows;
-  int tokens = min(kDownTokens, p.rows - first_token), first_pair = first_token * p.k, num_pairs = tokens * p.k;
+  int first_token = blockIdx.y * p.tokens, base = blockIdx.x * kTileRows;
+  int tokens = min(p.tokens, p.rows - first_token), first_pair = first_token * p.k, num_pairs = tokens * p.k;
   Routes& s = *(Routes*)dynamic;
   unsigned char* ring = dynamic + sizeof(Routes);
   float* sums = (float*)(ring + DownSlots::kRing);

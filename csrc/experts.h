@@ -14,8 +14,8 @@ typedef struct {
   int32_t hidden;
   int32_t width;
   float limit;
-  int32_t items; /* of the block's table: a bound for any ids */
-  int32_t pad;
+  int32_t items;  /* of the block's table: a bound for any ids */
+  int32_t tokens; /* that one block serves */
 } ExpertsUpParams;
 
 typedef struct {
@@ -29,5 +29,7 @@ typedef struct {
   int32_t k;
   int32_t hidden;
   int32_t width;
-  int32_t items; /* of the block's table: a bound for any ids */
+  int32_t items;  /* of the block's table: a bound for any ids */
+  int32_t tokens; /* that one block serves */
+  int32_t pad;
 } ExpertsDownParams;

@@ -224,6 +224,10 @@ pub(crate) fn formats(values: &[f32], cols: usize) -> [Stored; 3] {
     [fp8, mx, Stored::NvFp4 { codes: nv.codes, scales: nv.scales, scale2: nv.scale2 }]
 }
 
+fn formats_of_fp4(values: &[f32], cols: usize) -> Vec<Stored> {
+    formats(values, cols)[1..].to_vec()
+}
+
 fn tail(all: &[f64], len: usize) -> &[f64] {
     &all[all.len() - len..]
 }
@@ -232,6 +236,10 @@ fn tail(all: &[f64], len: usize) -> &[f64] {
 /// pairs on one; what a format decodes to is exact, so the bounds are those of its values. The last token alone has the same
 /// bits.
 fn judge_formats(hidden: usize, width: usize) {
+    judge_stored(hidden, width, &|values, cols| formats(values, cols).to_vec());
+}
+
+fn judge_stored(hidden: usize, width: usize, formats: &dyn Fn(&[f32], usize) -> Vec<Stored>) {
     let shape = Shape { rows: 12, experts: 3, k: 2, hidden, width, dtype: Dtype::Bf16 };
     let ids = vec![2, 0, 2, 1, -1, 2, 2, 2, 0, 2, 2, 3, 2, 0, 1, 2, 2, 0, 2, 1, 0, 2, 0, 2];
     let mut whole = data(shape, ids, 9);
@@ -265,6 +273,14 @@ fn judge_formats(hidden: usize, width: usize) {
 #[test]
 fn every_storage_format_is_the_oracles() {
     judge_formats(512, 256);
+}
+
+/// One slice of K a row tile is in `every_storage_format_is_the_oracles`; here are four, and sixteen.
+#[test]
+fn slices_of_fp4_are_the_oracles() {
+    for (hidden, width) in [(1024, 64), (128, 1024), (4096, 64)] {
+        judge_stored(hidden, width, &formats_of_fp4);
+    }
 }
 
 #[test]

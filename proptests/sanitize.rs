@@ -64,7 +64,7 @@ fn linear_cases() -> Vec<Case> {
         linear::build(&shape, &x, &weight).case
     };
     let mut all = vec![one(3, 2, None, true), one(9, 1, Some(10.0), false)];
-    for rows in [3, 33] {
+    for rows in [3, 9, 40, 70] {
         let shape = linear::Shape {
             rows,
             depth: 256,
@@ -80,6 +80,7 @@ fn linear_cases() -> Vec<Case> {
             built.case.weights[0].1.stored = stored;
             all.push(built.case);
         }
+        all.push(linear::build(&shape, &x, &weight).case);
     }
     all
 }
@@ -191,22 +192,22 @@ fn convert(backend: &Arc<dyn Backend>) {
     backend.synchronize().unwrap();
 }
 
-/// Whole steps, captured and lanes side by side where the device can, under the canary; then launched one by one with delays.
+/// Whole steps under the canary: launched one by one with delays, and on a GPU captured, lanes side by side.
 fn serve(backend: &Arc<dyn Backend>) {
-    let all = backend.name() != "emulator";
-    let captured = RunMode { captured: all, forked: all, programmatic: all };
-    let delayed = Some(Forced { mutant: None, delay: Some((1, 1)) });
+    let forced = Forced { mutant: None, delay: Some((1, 1)) };
+    let captured = RunMode { captured: true, forked: true, programmatic: true };
+    let mut ways = vec![GpuConfig { forced: Some(forced), ..GpuConfig::default() }];
+    if backend.name() == "gpu" {
+        ways.push(GpuConfig { mode: captured, ..GpuConfig::default() });
+    }
     let instruments = Instruments { canary: Some(1 << 20), ..Instruments::default() };
     let config = EngineConfig { instruments, ..config(SERVED, 1) };
-    let mut tokens = Vec::new();
-    for gpu in [
-        GpuConfig { mode: captured, ..GpuConfig::default() },
-        GpuConfig { forced: delayed, ..GpuConfig::default() },
-    ] {
-        let engine = Engine::on_gpu(&model(), config, Arc::clone(backend), &gpu).unwrap();
-        tokens.push(collect(engine.submit(request(1, 5, 3)).unwrap()).0);
-    }
-    assert!(tokens[0].len() == 3 && tokens[0] == tokens[1], "{tokens:?}");
+    let answer = |gpu: &GpuConfig| {
+        let engine = Engine::on_gpu(&model(), config, Arc::clone(backend), gpu).unwrap();
+        collect(engine.submit(request(1, 5, 3)).unwrap()).0
+    };
+    let answers: Vec<Vec<u32>> = ways.iter().map(answer).collect();
+    assert!(answers.iter().all(|answer| answer.len() == 3 && *answer == answers[0]), "{answers:?}");
 }
 
 fn device() -> Option<Arc<dyn Backend>> {
@@ -233,15 +234,21 @@ fn every_kernel_once() {
         ("index", index_cases()),
     ];
     let start = Instant::now();
+    let plain = || Cuda::new("device", Arc::clone(&backend));
+    // Launches choose by the device's size: the kernels of smaller ones run here too.
+    let one_block = Arc::new(recorder.as_if(1, recorder.shared_memory()));
+    let small_memory = Arc::new(recorder.as_if(recorder.multiprocessors(), 99 << 10));
     for (name, cases) in cases {
+        let other = match name {
+            "attention" => Some(Cuda::new("device, little shared memory", small_memory.clone())),
+            "linear" => Some(Cuda::new("device, one multiprocessor", one_block.clone())),
+            "index" => Some(plain().simple_reader()),
+            _ => None,
+        };
         for (i, case) in cases.iter().enumerate() {
-            let plain = Cuda::new("device", Arc::clone(&backend));
-            let simple = Cuda::new("device, simple reader", Arc::clone(&backend)).simple_reader();
             eprintln!("{:.1} s: {name} {i}", start.elapsed().as_secs_f32());
-            case.run_on(&plain);
-            if name == "index" {
-                case.run_on(&simple);
-            }
+            case.run_on(&plain());
+            other.iter().for_each(|other| drop(case.run_on(other)));
         }
     }
     eprintln!("{:.1} s: conversions, random weights, an engine", start.elapsed().as_secs_f32());

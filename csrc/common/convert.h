@@ -41,15 +41,25 @@ FL_DEVICE void unpack_e2m1x4(uint32_t h, uint32_t scale, uint32_t& low, uint32_t
   high = mul_bf16x2(mul_bf16x2(high, kE2m1Bias), scale);
 }
 
-// A word of a weight's e2m1 codes holds eight elements, the even ones in its low half and the odd ones in its high half, each
-// code's magnitude and sign where few shifts bring all of them to their places in a bf16. Of pair j in both halves:
-// j = 0: magnitude at bit 6, sign at 15; 1: 3 and 12; 2: 0 and 13; 3: 9 and 14. `arrange_fp4` of src/cuda/weights.rs makes it.
-// Gives the pairs at 2^-126 of their values.
-FL_DEVICE void unpack_e2m1_arranged(uint32_t w, uint32_t (&pair)[4]) {
-  pair[0] = w & 0x81c081c0u;
-  pair[1] = w << 3 & 0x81c081c0u;
-  pair[2] = (w << 6 & 0x01c001c0u) | (w << 2 & 0x80008000u);
-  pair[3] = (w >> 3 & 0x01c001c0u) | (w << 1 & 0x80008000u);
+FL_DEVICE uint32_t rotate_right(uint32_t w, int by) {
+#if defined(__CUDA_ARCH__)
+  return __funnelshift_r(w, w, by);
+#else
+  return w >> by | w << (32 - by);
+#endif
+}
+
+// Two words of a weight's e2m1 codes hold sixteen elements. A code is four bits, of its magnitude at t, t + 1 and t + 2 and of its
+// sign at t + 9, as they lie in a bf16 from bit 6 on; the second element of a pair has its own 16 bits higher; all places are
+// modulo 32. Pairs 0, 1 and 2 have the first word and t = 0, 4 and 10, pairs 3, 4 and 5 the second and t = 2, 6 and 12. Pairs 6
+// and 7 have t = 8 and 14, in what bits are left of either word. So a rotation and a mask bring a pair to its place.
+// `arrange_fp4` of src/cuda/weights.rs makes it. Gives the pairs at 2^-126 of their values.
+FL_DEVICE void unpack_e2m1_arranged(uint32_t first, uint32_t second, uint32_t (&pair)[8]) {
+  constexpr uint32_t kCodes = 0x81c081c0u, kLeft = 0xc180c180u;
+  uint32_t both = (first & kLeft) | (second & ~kLeft);
+  pair[0] = first << 6 & kCodes, pair[1] = first << 2 & kCodes, pair[2] = rotate_right(first, 4) & kCodes;
+  pair[3] = second << 4 & kCodes, pair[4] = second & kCodes, pair[5] = rotate_right(second, 6) & kCodes;
+  pair[6] = rotate_right(both, 2) & kCodes, pair[7] = rotate_right(both, 8) & kCodes;
 }
 
 // Four e4m3 codes to two pairs of elements i and i + 2.

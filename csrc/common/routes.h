@@ -23,7 +23,7 @@ struct alignas(16) Routes {
 // whether any was. At most 4096 pairs, which give at most items_limit() items.
 template <int kThreads>
 FL_DEVICE void find_items(const int32_t* ids, int begin, int end, int experts, int16_t* kept, Item* items, Routes& s) {
-  constexpr int kEach = kMaxExperts / kThreads;
+  constexpr int kEach = (kMaxExperts + kThreads - 1) / kThreads;
   for (int i = threadIdx.x; i < kMaxExperts; i += kThreads) s.counts[i] = 0;
   if (threadIdx.x == 0) s.invalid = 0;
   __syncthreads();
@@ -41,14 +41,15 @@ FL_DEVICE void find_items(const int32_t* ids, int begin, int end, int experts, i
   uint32_t mine = 0, total;
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
-    uint32_t n = s.counts[threadIdx.x * kEach + i];
+    int expert = threadIdx.x * kEach + i;
+    uint32_t n = expert < kMaxExperts ? s.counts[expert] : 0;
     mine += n << 16 | (n + kItemPairs - 1) / kItemPairs;
   }
   uint32_t before = block_exclusive_sum<kThreads>(mine, total, s.scratch);
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
     int expert = threadIdx.x * kEach + i;
-    uint32_t n = s.counts[expert];
+    uint32_t n = expert < kMaxExperts ? s.counts[expert] : 0;
     for (uint32_t skip = 0; skip < n; skip += kItemPairs) {
       uint32_t left = n - skip, first = before >> 16;
       items[(before & 0xffffu) + skip / kItemPairs] =

@@ -100,6 +100,18 @@ struct TileStep : StepScales<kFormat> {
   }
 };
 
+// Sixteen e2m1 codes of a row to pairs of bf16, times their scale.
+template <int kFormat>
+FL_DEVICE void expand_codes(uint32_t first, uint32_t second, uint32_t scale, uint32_t* pairs) {
+  uint32_t unpacked[8];
+  unpack_e2m1_arranged(first, second, unpacked);
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    if (kFormat == kWeightMxfp4) unpacked[j] = mul_bf16x2(unpacked[j], kE2m1Bias);
+    pairs[j] = mul_bf16x2(unpacked[j], scale);
+  }
+}
+
 // A unit's codes to pairs of bf16.
 template <int kFormat>
 FL_DEVICE void expand_unit(const uint4& unit, const uint32_t (&scale)[2], uint32_t (&pairs)[Step<kFormat>::kUnit / 2]) {
@@ -112,14 +124,8 @@ FL_DEVICE void expand_unit(const uint4& unit, const uint32_t (&scale)[2], uint32
       uint32_t two[2];
       unpack_e4m3_across(words[i], two);
       pairs[2 * i] = two[0], pairs[2 * i + 1] = two[1];
-    } else {
-      uint32_t four[4];
-      unpack_e2m1_arranged(words[i], four);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        if (kFormat == kWeightMxfp4) four[j] = mul_bf16x2(four[j], kE2m1Bias);
-        pairs[4 * i + j] = mul_bf16x2(four[j], scale[i / 2]);
-      }
+    } else if (i % 2 == 0) {
+      expand_codes<kFormat>(words[i], words[i + 1], scale[i / 2], pairs + 4 * i);
     }
   }
 }

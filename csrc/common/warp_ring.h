@@ -29,6 +29,19 @@ FL_DEVICE TileRows tile_rows(const Weight& w, int64_t stack, int rows, int cols,
   return out;
 }
 
+// Up to `kBytes` (4 or 16) of a row of `bytes` from `at` on, and zeros. Rows of whole units are aligned to them.
+template <int kBytes>
+FL_DEVICE void copy_unit(unsigned char* to, const uint8_t* row, int64_t at, int64_t bytes) {
+  if (bytes % kBytes != 0) {
+    copy_tail(to, row + at, bytes - at, kBytes);
+  } else if (at < bytes) {
+    copy_async<kBytes>(to, row + at);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kBytes; i += 4) *(uint32_t*)(to + i) = 0;
+  }
+}
+
 // The bytes of step `step` that lie within rows of `cols` elements, and zeros. Not inlined: such rows are rare.
 template <int kFormat>
 static FL_RARE void warp_fetch_tail(unsigned char* stage, const TileRows& rows, int step, int cols) {
@@ -37,13 +50,26 @@ static FL_RARE void warp_fetch_tail(unsigned char* stage, const TileRows& rows, 
 #pragma unroll 1
   for (int i = 0; i < 4; ++i) {
     int64_t at = (int64_t)step * kStepBytes + (i % 2 * 4 + lane % 4) * kUnitBytes;
-    unsigned char* to = stage + (i * kWarp + lane) * kUnitBytes;
-    copy_tail(to, rows.codes[i / 2] + at, code_row_bytes(kFormat, cols) - at, kUnitBytes);
+    copy_unit<kUnitBytes>(stage + (i * kWarp + lane) * kUnitBytes, rows.codes[i / 2], at, code_row_bytes(kFormat, cols));
   }
   if (lane >= kTileRows) return;
-  int64_t at = (int64_t)step * F::kScaleBytes;
   unsigned char* to = stage + kWarpStageCodes + lane * F::kScaleBytes;
-  copy_tail(to, rows.scales + at, scale_row_bytes(kFormat, cols) - at, F::kScaleBytes);
+#pragma unroll 1
+  for (int i = 0; i < F::kScaleBytes; i += 4) {
+    copy_unit<4>(to + i, rows.scales, (int64_t)step * F::kScaleBytes + i, scale_row_bytes(kFormat, cols));
+  }
+}
+
+// A step's activations; `row` is null for none. Rows of whole units go by units though they end within the step.
+template <int kFormat>
+FL_DEVICE void load_activations(StepActivations<kFormat>& b, const uint16_t* row, int step, int cols) {
+  using F = Step<kFormat>;
+  bool whole = cols % F::kUnit == 0;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    int at = step * F::kElements + (half * 4 + lane_idx() % 4) * F::kUnit;
+    b.halves[half].load(!whole || at < cols ? row : nullptr, at, whole ? F::kElements : cols);
+  }
 }
 
 // A warp sends step `step` of a tile on its way to `stage`. A commit must follow.

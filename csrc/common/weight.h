@@ -8,7 +8,7 @@ enum WeightFormat {
   kWeightBf16 = 1,
   /* e4m3 with an f32 scale per 128x128 block. */
   kWeightFp8Block = 2,
-  /* e2m1, eight to a word as common/convert.h has it, with an e4m3 scale per 16 and one f32 a matrix. */
+  /* e2m1, sixteen to two words as common/convert.h has it, with an e4m3 scale per 16 and one f32 a matrix. */
   kWeightNvfp4 = 3,
   /* e2m1, likewise, with a ue8m0 scale per 32. */
   kWeightMxfp4 = 4

@@ -174,16 +174,7 @@ FL_DEVICE void wide_expand(uint32_t (&a)[4][4], const unsigned char* stage, int 
       uint2 codes = *(const uint2*)(stage + S::unit_at(own, q) + 8 * half);
       const unsigned char* scales = stage + S::kScales + own * Round<kFormat>::kScaleBytes;
       uint32_t scale = kFormat == kWeightNvfp4 ? nvfp4_scale_pair(scales[2 * q + half]) : ue8m0_scale_pair(scales[q]);
-#pragma unroll
-      for (int n = 0; n < 2; ++n) {
-        uint32_t four[4];
-        unpack_e2m1_arranged(n == 0 ? codes.x : codes.y, four);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          if (kFormat == kWeightMxfp4) four[j] = mul_bf16x2(four[j], kE2m1Bias);
-          pairs[4 * n + j] = mul_bf16x2(four[j], scale);
-        }
-      }
+      expand_codes<kFormat>(codes.x, codes.y, scale, pairs);
     }
 #pragma unroll
     for (int k = 0; k < 4; ++k) a[k][i] = pairs[2 * k], a[k][i + 2] = pairs[2 * k + 1];

@@ -278,12 +278,17 @@ impl Case {
 
     /// What a buffer holds before the run, poison apart.
     pub(crate) fn before(&self, buffer: BufferId, poison: u8) -> Vec<u8> {
+        let mut bytes = vec![0; self.contents[buffer.0 as usize].bytes.len()];
+        self.fill(buffer, poison, &mut bytes);
+        bytes
+    }
+
+    fn fill(&self, buffer: BufferId, poison: u8, bytes: &mut [u8]) {
         let content = &self.contents[buffer.0 as usize];
-        let mut bytes = content.bytes.clone();
+        bytes.copy_from_slice(&content.bytes);
         for range in &content.unread {
             bytes[range.clone()].fill(poison);
         }
-        bytes
     }
 
     /// Memory before the run: every operand in place, `poison` wherever nothing may be read.
@@ -291,18 +296,19 @@ impl Case {
         let mut memory = Memory::new(&self.graph, &self.plan);
         memory.arena.fill(poison);
         let mut resident = Resident::default();
-        let owned = |bytes: Vec<u8>| {
-            let mut owned = flashlane::step::Bytes::zeroed(bytes.len());
-            owned.copy_from_slice(&bytes);
-            owned
-        };
         for id in self.graph.buffer_ids() {
-            match self.graph.buffer(id).class {
-                Class::Pool(_) => resident.pools.push(owned(self.before(id, poison))),
-                Class::State(_) => resident.states.push(owned(self.before(id, poison))),
+            let Buffer { class, bytes, .. } = *self.graph.buffer(id);
+            let owned = || {
+                let mut owned = flashlane::step::Bytes::zeroed(bytes);
+                self.fill(id, poison, &mut owned);
+                owned
+            };
+            match class {
+                Class::Pool(_) => resident.pools.push(owned()),
+                Class::State(_) => resident.states.push(owned()),
                 Class::Transient => {
-                    let (start, bytes) = (self.plan.offsets[id.0 as usize].unwrap(), self.before(id, poison));
-                    memory.arena[start..start + bytes.len()].copy_from_slice(&bytes);
+                    let start = self.plan.offsets[id.0 as usize].unwrap();
+                    self.fill(id, poison, &mut memory.arena[start..start + bytes]);
                 }
                 _ => {}
             }

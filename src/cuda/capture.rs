@@ -241,6 +241,10 @@ impl Captured {
             )
         };
         asked.result().map_err(failed("cuGraphGetEdges"))?;
+        if count == 0 {
+            // The driver refuses arrays of no elements.
+            return Ok(Vec::new());
+        }
         let (mut from, mut to) = (vec![ptr::null_mut(); count], vec![ptr::null_mut(); count]);
         let none = sys::CUgraphEdgeData { from_port: 0, to_port: 0, type_: 0, reserved: [0; 5] };
         let mut data = vec![none; count];

@@ -42,6 +42,8 @@ entries! {
     Embed, flashlane_emu_embed;
     ExpertsUp, flashlane_emu_experts_up;
     ExpertsDown, flashlane_emu_experts_down;
+    ExpertsUpFp4, flashlane_emu_experts_up_fp4;
+    ExpertsDownFp4, flashlane_emu_experts_down_fp4;
     Fill, flashlane_emu_fill;
     HyperPre, flashlane_emu_hyper_pre;
     HyperPost, flashlane_emu_hyper_post;

@@ -351,7 +351,7 @@ pub struct ExpertsUpParams {
     pub width: i32,
     pub limit: f32,
     pub items: i32,
-    pub pad: i32,
+    pub tokens: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -394,8 +394,8 @@ const _: () = {
         "Offset of field: ExpertsUpParams::items",
     ][::std::mem::offset_of!(ExpertsUpParams, items) - 88usize];
     [
-        "Offset of field: ExpertsUpParams::pad",
-    ][::std::mem::offset_of!(ExpertsUpParams, pad) - 92usize];
+        "Offset of field: ExpertsUpParams::tokens",
+    ][::std::mem::offset_of!(ExpertsUpParams, tokens) - 92usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -411,10 +411,12 @@ pub struct ExpertsDownParams {
     pub hidden: i32,
     pub width: i32,
     pub items: i32,
+    pub tokens: i32,
+    pub pad: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of ExpertsDownParams"][::std::mem::size_of::<ExpertsDownParams>() - 88usize];
+    ["Size of ExpertsDownParams"][::std::mem::size_of::<ExpertsDownParams>() - 96usize];
     [
         "Alignment of ExpertsDownParams",
     ][::std::mem::align_of::<ExpertsDownParams>() - 8usize];
@@ -451,6 +453,12 @@ const _: () = {
     [
         "Offset of field: ExpertsDownParams::items",
     ][::std::mem::offset_of!(ExpertsDownParams, items) - 84usize];
+    [
+        "Offset of field: ExpertsDownParams::tokens",
+    ][::std::mem::offset_of!(ExpertsDownParams, tokens) - 88usize];
+    [
+        "Offset of field: ExpertsDownParams::pad",
+    ][::std::mem::offset_of!(ExpertsDownParams, pad) - 92usize];
 };
 pub const kFillF32: FillKind = 0;
 pub const kFillBf16: FillKind = 1;

@@ -40,6 +40,8 @@ kernels! {
     Embed, "embed", "embed";
     ExpertsUp, "experts", "experts_up";
     ExpertsDown, "experts", "experts_down";
+    ExpertsUpFp4, "experts_fp4", "experts_up_fp4";
+    ExpertsDownFp4, "experts_fp4", "experts_down_fp4";
     Fill, "fill", "fill";
     HyperPre, "hyper", "hyper_pre";
     HyperPost, "hyper", "hyper_post";

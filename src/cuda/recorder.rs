@@ -9,13 +9,24 @@ use super::{Backend, Capture, CudaError, Fence, Kernel, Launch, Script, Staging}
 #[derive(Debug)]
 pub struct Recorder {
     inner: Arc<dyn Backend>,
-    launched: Mutex<BTreeSet<String>>,
+    multiprocessors: usize,
+    shared_memory: usize,
+    launched: Arc<Mutex<BTreeSet<String>>>,
 }
 
 impl Recorder {
     #[must_use]
     pub fn new(inner: Arc<dyn Backend>) -> Self {
-        Self { inner, launched: Mutex::default() }
+        let (multiprocessors, shared_memory) = (inner.multiprocessors(), inner.shared_memory());
+        Self { inner, multiprocessors, shared_memory, launched: Arc::default() }
+    }
+
+    /// The same device, and the same record, with another size by which launches choose their kernels. A kernel that is
+    /// compiled for its architecture's shared memory must not be chosen by a smaller one.
+    #[must_use]
+    pub fn as_if(&self, multiprocessors: usize, shared_memory: usize) -> Self {
+        let (inner, launched) = (Arc::clone(&self.inner), Arc::clone(&self.launched));
+        Self { inner, multiprocessors, shared_memory, launched }
     }
 
     /// The kernels so far, by symbol.
@@ -46,11 +57,11 @@ impl Backend for Recorder {
     }
 
     fn multiprocessors(&self) -> usize {
-        self.inner.multiprocessors()
+        self.multiprocessors
     }
 
     fn shared_memory(&self) -> usize {
-        self.inner.shared_memory()
+        self.shared_memory
     }
 
     fn allocate(&self, bytes: usize) -> Result<u64, CudaError> {

@@ -109,20 +109,30 @@ impl DeviceWeight {
     }
 }
 
-/// e2m1 codes, two to a byte, as the kernels read them: eight to a word, so that few shifts bring all of them to their places
-/// in pairs of bf16 (`csrc/common/convert.h`). Rows are whole words.
+/// Where each pair of sixteen e2m1 codes begins, as `csrc/common/convert.h` tells.
+const FP4_PLACES: [u32; 8] = [0, 4, 10, 2, 6, 12, 8, 14];
+/// The bits of a first word, and again 16 higher, that pairs 6 and 7 have; what else they have is of the second word.
+const FP4_LEFT: u32 = 0xc180_c180;
+
+/// e2m1 codes, two to a byte, as the kernels read them: sixteen to two words, so that a rotation and a mask bring a pair to its
+/// place among bf16. Rows are whole pairs of words.
 fn arrange_fp4(codes: &[u8]) -> Vec<u8> {
     let mut out = codes.to_vec();
-    for word in out.chunks_exact_mut(4) {
-        let codes = u32::from_le_bytes([word[0], word[1], word[2], word[3]]);
-        let half = |odd: u32| {
-            let pair = |j: u32, magnitude: u32, sign: u32| {
-                let code = codes >> (8 * j + 4 * odd);
-                (code & 7) << magnitude | (code >> 3 & 1) << sign
-            };
-            pair(0, 6, 15) | pair(1, 3, 12) | pair(2, 0, 13) | pair(3, 9, 14)
-        };
-        word.copy_from_slice(&(half(0) | half(1) << 16).to_le_bytes());
+    for block in out.chunks_exact_mut(8) {
+        let (mut words, mut left) = ([0u32; 2], 0u32);
+        for (pair, (&byte, place)) in block.iter().zip(FP4_PLACES).enumerate() {
+            let one = |code: u8| u32::from(code & 7) | u32::from(code >> 3) << 9;
+            let both = (one(byte & 15) | one(byte >> 4) << 16).rotate_left(place);
+            match pair {
+                0..3 => words[0] |= both,
+                3..6 => words[1] |= both,
+                _ => left |= both,
+            }
+        }
+        words[0] |= left & FP4_LEFT;
+        words[1] |= left & !FP4_LEFT;
+        block[..4].copy_from_slice(&words[0].to_le_bytes());
+        block[4..].copy_from_slice(&words[1].to_le_bytes());
     }
     out
 }

@@ -75,28 +75,35 @@ def topk(torch):
         yield "torch.topk", "topk", f"{batch} x {rows} k 512", calls
 
 
+class Selection:
+    """FlashInfer's 512 best of each row, with the memory that it writes."""
+
+    def __init__(self, torch, library, batch, deterministic):
+        self.torch, self.library, self.deterministic = torch, library, deterministic
+        self.values = torch.empty(batch, 512, device="cuda")
+        self.ids = torch.empty(batch, 512, device="cuda", dtype=torch.int32)
+        self.states = torch.zeros(1 << 20, device="cuda", dtype=torch.uint8)
+
+    def __call__(self, data):
+        x, i, v, s = (ctypes.c_void_p(t.data_ptr()) for t in (data, self.ids, self.values, self.states))
+        stream = ctypes.c_void_p(self.torch.cuda.current_stream().cuda_stream)
+        batch, width = data.shape[0], data.stride(0)
+        error = self.library.flashinfer_topk(x, i, v, batch, 512, width, s, self.deterministic, stream)
+        if error:
+            raise RuntimeError(f"CUDA error {error}")
+        return self.ids
+
+
 def flashinfer_topk(torch, library):
     """As FlashInfer chooses, and as it does where the same rows must come out each time, which `topk` promises."""
     for batch, rows in [(batch, rows) for batch in (1, 8, 64) for rows in (2048, 8192, 32768, 262_144)]:
         for deterministic in (0, 1):
             calls = []
             for _ in range(min(8, max(1, 8_000_000 // (batch * rows)))):
-                data, values = torch.randn(batch, rows, device="cuda"), torch.empty(batch, 512, device="cuda")
-                ids = torch.empty(batch, 512, device="cuda", dtype=torch.int32)
-                states = torch.zeros(1 << 20, device="cuda", dtype=torch.uint8)
-                tensors = data, ids, values, states
-
-                def call(tensors=tensors, batch=batch, rows=rows, deterministic=deterministic):
-                    x, i, v, s = (ctypes.c_void_p(t.data_ptr()) for t in tensors)
-                    stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-                    error = library.flashinfer_topk(x, i, v, batch, 512, rows, s, deterministic, stream)
-                    if error:
-                        raise RuntimeError(f"CUDA error {error}")
-
-                calls.append(call)
-            call()
-            want = torch.topk(data, 512).indices.sort().values
-            if not torch.equal(ids.long().sort().values, want):
+                data, select = torch.randn(batch, rows, device="cuda"), Selection(torch, library, batch, deterministic)
+                calls.append(lambda data=data, select=select: select(data))
+            found, want = select(data).long().sort().values, torch.topk(data, 512).indices.sort().values
+            if not torch.equal(found, want):
                 raise RuntimeError(f"other rows than torch.topk's at {batch} x {rows}")
             name = "FlashInfer's TopKDispatch" + (", deterministic" if deterministic else "")
             yield name, "topk", f"{batch} x {rows} k 512", calls
@@ -160,12 +167,15 @@ def index_logits(torch, deep_gemm):
         yield name, "index_logits_fast", f"Fp8 {batch} x {rows}", scores(torch, deep_gemm, batch, rows)
 
 
-def index_select(torch, deep_gemm):
-    """Two calls, since nothing public does both in one."""
+def index_select(torch, deep_gemm, top=None):
+    """Two calls, since nothing public does both in one; `top` is FlashInfer's library."""
     for batch, rows in [(batch, rows) for batch in (1, 8, 64) for rows in (2048, 8192, 32768)]:
-        calls = [lambda c=c: torch.topk(c(), 512, sorted=False) for c in scores(torch, deep_gemm, batch, rows)]
-        name = "deep_gemm.fp8_paged_mqa_logits, then torch.topk"
-        yield name, "index_select", f"Fp8 {batch} x {rows} k 512", calls
+        logits, shape = scores(torch, deep_gemm, batch, rows), f"Fp8 {batch} x {rows} k 512"
+        calls = [lambda c=c: torch.topk(c(), 512, sorted=False) for c in logits]
+        yield "deep_gemm.fp8_paged_mqa_logits, then torch.topk", "index_select", shape, calls
+        if top:
+            calls = [lambda c=c, t=Selection(torch, top, batch, 0): t(c()) for c in logits]
+            yield "deep_gemm.fp8_paged_mqa_logits, then FlashInfer's TopKDispatch", "index_select", shape, calls
 
 
 def deep_linear(torch, deep_gemm):
@@ -268,10 +278,11 @@ def main():
     deep_gemm = imported(["deep_gemm", "vllm.third_party.deep_gemm"])
     flashmla = imported(["flash_mla", "vllm.third_party.flashmla.flash_mla_interface"])
     suites = [(topk,), (linear,), (rmsnorm,)]
-    if arguments.flashinfer_topk:
-        suites.append((flashinfer_topk, ctypes.CDLL(arguments.flashinfer_topk)))
+    flashinfer = ctypes.CDLL(arguments.flashinfer_topk) if arguments.flashinfer_topk else None
+    if flashinfer:
+        suites.append((flashinfer_topk, flashinfer))
     if deep_gemm:
-        suites += [(index_logits, deep_gemm), (index_select, deep_gemm), (deep_linear, deep_gemm)]
+        suites += [(index_logits, deep_gemm), (index_select, deep_gemm, flashinfer), (deep_linear, deep_gemm)]
     if flashmla:
         suites.append((attention, flashmla))
     packages = {"torch": torch.__version__}

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use anyhow::{Result, anyhow, ensure};
 use flashlane::engine::{RowLog, Steps};
+use flashlane::instrument::{Fault, FaultKind};
 use flashlane::step::Mutant;
 use serde::Serialize;
 
@@ -51,6 +52,8 @@ pub struct ForcedTable {
     /// In the same order: why the step is refused as the GPU captured it.
     pub refused: Vec<Option<String>>,
     pub ran: Vec<ForcedRun>,
+    /// Faults put into the true step on purpose, watched; those within a step into an eager one.
+    pub faults: Vec<ForcedRun>,
 }
 
 /// How the lanes of a forced step run.
@@ -71,6 +74,7 @@ pub enum Way {
 pub struct ForcedRun {
     /// `None`: the true step.
     pub mutant: Option<&'static str>,
+    pub fault: Option<&'static str>,
     pub way: Way,
     /// How its process ended, if not with the sessions played; nothing was compared then.
     pub ended: Option<Ended>,
@@ -107,12 +111,16 @@ impl ForcedTable {
         let steps =
             [None].into_iter().chain(Mutant::ALL.into_iter().filter(|m| *m != NOT_ON_A_GPU).map(Some));
         let cases: Vec<_> = steps.flat_map(|mutant| WAYS.map(|way| (mutant, way))).collect();
-        let bar = bar(cases.len(), "forced runs");
-        let mut ran = Vec::new();
-        for (mutant, way) in cases {
-            ran.push(ForcedRun::new(args, &scripts, &alone, (mutant, way, delay_us))?);
+        let bar = bar(cases.len() + FaultKind::ALL.len(), "forced runs");
+        let play = |args: StressArgs, way| {
+            let run = ForcedRun::new(&args, &scripts, &alone, way);
             bar.inc(1);
-        }
+            run
+        };
+        let ran = cases.into_iter().map(|(mutant, way)| play(forced(args, mutant, way, delay_us), way));
+        let ran = ran.collect::<Result<_>>()?;
+        let faults = FaultKind::ALL.into_iter().map(|kind| play(faulty(args, kind), Way::Watched));
+        let faults = faults.collect::<Result<_>>()?;
         bar.finish_and_clear();
         Ok(Self {
             sessions: args.sessions,
@@ -128,6 +136,7 @@ impl ForcedTable {
             found,
             refused,
             ran,
+            faults,
         })
     }
 
@@ -156,7 +165,10 @@ impl ForcedTable {
             "\n{how}{pdl}; {sessions} sessions of seed {seed}, {concurrency} at once; rounds {rounds}, context {ctx}; index keys \
              {index_k}; the victim held back for {delay_us} us; watched: every step by the canary, one in {diff_every} run again.\n"
         )?;
-        out.write_all(self.ran_table().as_bytes())
+        out.write_all(self.ran_table().as_bytes())?;
+        writeln!(out, "\n| fault on purpose, watched | sessions that differ |\n|---|---|")?;
+        let name = |run: &ForcedRun| run.fault.unwrap_or("none");
+        self.faults.iter().try_for_each(|run| writeln!(out, "| `{}` | {} |", name(run), run.cell()))
     }
 
     fn ran_table(&self) -> String {
@@ -179,15 +191,9 @@ impl ForcedTable {
 }
 
 impl ForcedRun {
-    fn new(
-        args: &StressArgs,
-        scripts: &[Script],
-        alone: &[Session],
-        (mutant, way, delay_us): (Option<Mutant>, Way, u32),
-    ) -> Result<Self> {
-        let args = forced(args, mutant, way, delay_us);
+    fn new(args: &StressArgs, scripts: &[Script], alone: &[Session], way: Way) -> Result<Self> {
         let started = Instant::now();
-        let (played, ended) = match child::played(&args)? {
+        let (played, ended) = match child::played(args)? {
             Ok(played) => (played, None),
             Err(ended) => (Played { sessions: Vec::new(), watched: None }, Some(ended)),
         };
@@ -196,7 +202,8 @@ impl ForcedRun {
         let (all, corrupt) =
             (played.sessions.len(), played.sessions.iter().filter(|s| s.class.corrupt()).count());
         Ok(Self {
-            mutant: mutant.map(Mutant::slug),
+            mutant: args.unsafe_run_mutant.map(Mutant::slug),
+            fault: args.model.instruments.inject.map(|fault| fault.kind.name()),
             way,
             ended,
             compared_tokens: comparison.compared_tokens,
@@ -231,6 +238,14 @@ fn forced(args: &StressArgs, mutant: Option<Mutant>, way: Way, delay_us: u32) ->
     args
 }
 
+/// The arguments of a run of the true step with faults put into it. A captured step takes none inside it.
+fn faulty(args: &StressArgs, kind: FaultKind) -> StressArgs {
+    let mut args = forced(args, None, Way::Watched, 0);
+    args.model.instruments.inject = Some(Fault::new(kind));
+    args.model.graph = if kind.inside() { OnOff::Off } else { args.model.graph };
+    args
+}
+
 /// The instruments that were asked for, or both.
 fn watched(args: &StressArgs) -> InstrumentArgs {
     let asked = &args.model.instruments;
@@ -247,6 +262,7 @@ mod tests {
         let watched = Watched { canary_hits: 1, differing_steps: 2, sampled_steps: 9 };
         ForcedRun {
             mutant,
+            fault: None,
             way,
             ended: None,
             compared_tokens: 100,
@@ -282,6 +298,7 @@ mod tests {
             found: vec![caught],
             refused: vec![Some("hazards".to_owned())],
             ran: ran.collect(),
+            faults: vec![ForcedRun { fault: Some("page"), ..run(None, Way::Watched) }],
         }
     }
 
@@ -301,6 +318,7 @@ mod tests {
             format!(
                 "| `dropped-join` | refused | {none} | {all} | {all}; canary 1, differential 2 of 9 | stopped after 120 s | none |"
             ),
+            format!("| `page` | {none}; canary 1, differential 2 of 9 |"),
         ] {
             assert!(text.contains(&row), "{text}");
         }

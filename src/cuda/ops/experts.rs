@@ -1,9 +1,10 @@
-//! Launches of `experts`: gate/up, and down with the sum.
+//! Launches of `experts`: gate/up, and down with the sum. Which kernels run follows from the weights' format, the dimensions
+//! and the device, never from the tokens.
 
 use crate::cuda::bindings::Bound;
-use crate::cuda::ffi::{ExpertsDownParams, ExpertsUpParams};
+use crate::cuda::ffi::{ExpertsDownParams, ExpertsUpParams, Weight};
 use crate::cuda::launch::Params;
-use crate::cuda::{CudaError, Kernel, Launch};
+use crate::cuda::{CudaError, Kernel, Launch, MatrixFormat};
 use crate::ops::{Dtype, ExpertsDown, ExpertsUp};
 
 const MAX_EXPERTS: usize = 1024;
@@ -13,7 +14,7 @@ const MAX_CHOSEN: usize = 16;
 const UP_COLUMNS: usize = 16;
 const DOWN_COLUMNS: usize = 16;
 const ITEM_PAIRS: usize = 8;
-/// Tokens that one block serves.
+/// Tokens that one block serves at most.
 const UP_TOKENS: usize = 256;
 const DOWN_TOKENS: usize = 64;
 /// Blocks that a multiprocessor holds at once.
@@ -31,9 +32,9 @@ const ITEM: usize = 8;
 const UP_PAIR: usize = 2;
 const DOWN_PAIR: usize = 4;
 
-// SAFETY: generated from the kernel's header; gaps are explicit.
-unsafe impl Params for ExpertsUpParams {}
 // SAFETY: generated from the kernel's header; pointers and 4-byte fields without gaps.
+unsafe impl Params for ExpertsUpParams {}
+// SAFETY: generated from the kernel's header; gaps are explicit.
 unsafe impl Params for ExpertsDownParams {}
 
 /// Items that `pairs` pairs can give: one an expert, and one more for every 8 pairs beyond an expert's first.
@@ -47,16 +48,84 @@ fn check(b: &Bound<'_>, experts: usize, k: usize) -> Result<(), CudaError> {
     b.at_most("experts of a token", k, MAX_CHOSEN)
 }
 
+/// The kernels of `csrc/experts_fp4.cu`: K in slices of 256 columns, one block a multiprocessor.
+mod fp4 {
+    use super::{DOWN_PAIR, ITEM, ITEM_PAIRS, MatrixFormat, ROUTES, UP_PAIR, Weight, items};
+
+    pub(super) const THREADS: u32 = 640;
+    const WARPS: usize = 16;
+    const SLICE: usize = 256;
+    /// Four stages for each warp.
+    const RINGS: usize = 4 * WARPS * 16 * (SLICE / 2 + 32);
+    /// Tables, barriers, pairs of the warps' items, four sets of partial sums, and rings.
+    const FIXED: usize = ROUTES + 8 * 8 + 20 * ITEM_PAIRS * 2 + 4 * WARPS * 16 * 8 * 4 + RINGS;
+    /// In `experts_down` a pair's token besides.
+    const PAIR_TOKEN: usize = 2;
+
+    /// How a block shares out its warps and its memory.
+    pub(super) struct Layout {
+        /// Row tiles of 16 that its warps have at once.
+        pub(super) tiles: usize,
+        /// Tokens that it serves at most.
+        pub(super) tokens: usize,
+        /// Bytes of everything, for the tokens at hand.
+        pub(super) shared: usize,
+    }
+
+    /// Row tiles of a block where rows are `cols` elements, if these kernels take such rows.
+    fn tiles(format: i32, cols: usize) -> Option<usize> {
+        let fp4 = [MatrixFormat::Nvfp4.code(), MatrixFormat::Mxfp4.code()].contains(&format);
+        let slices = cols / SLICE;
+        let whole = cols.is_multiple_of(SLICE) && slices > 0 && WARPS.is_multiple_of(slices);
+        (fp4 && whole).then(|| WARPS / slices)
+    }
+
+    fn layout(tiles: usize, rows: usize, limit: usize, bytes: impl Fn(usize) -> usize) -> Option<Layout> {
+        // By what the most tokens need, so that the choice is the same for any number.
+        let tokens = [256, 128, 64].into_iter().find(|&tokens| bytes(tokens) <= limit)?;
+        Some(Layout { tiles, tokens, shared: bytes(rows.min(tokens)) })
+    }
+
+    /// `None`: another kernel must.
+    pub(super) fn up(
+        weight: &Weight,
+        (rows, limit): (usize, usize),
+        (experts, k): (usize, usize),
+        (hidden, width): (usize, usize),
+    ) -> Option<Layout> {
+        let tiles = tiles(weight.format, hidden).filter(|tiles| width.is_multiple_of(8 * tiles))?;
+        layout(tiles, rows, limit, |tokens| FIXED + ITEM * items(tokens * k, experts) + UP_PAIR * tokens * k)
+    }
+
+    /// `None`: another kernel must.
+    pub(super) fn down(
+        weight: &Weight,
+        (rows, limit): (usize, usize),
+        (experts, k): (usize, usize),
+        (hidden, width): (usize, usize),
+    ) -> Option<Layout> {
+        let tiles = tiles(weight.format, width).filter(|tiles| hidden.is_multiple_of(16 * tiles))?;
+        layout(tiles, rows, limit, |tokens| {
+            let sums = (tokens * (16 * tiles + 1) * 4).next_multiple_of(16);
+            FIXED + sums + ITEM * items(tokens * k, experts) + (DOWN_PAIR + PAIR_TOKEN) * tokens * k
+        })
+    }
+}
+
 pub(super) fn up(op: &ExpertsUp, b: &Bound<'_>) -> Result<Launch, CudaError> {
     let rows = op.tokens.rows();
     check(b, op.experts, op.k)?;
-    let pairs = rows.min(UP_TOKENS) * op.k;
+    let weight = b.matrix("weight", &op.weight, op.experts, 2 * op.width, op.hidden)?;
+    let room = (rows, b.all.shared_memory);
+    let fast = fp4::up(&weight, room, (op.experts, op.k), (op.hidden, op.width));
+    let tokens = fast.as_ref().map_or(UP_TOKENS, |fast| fast.tokens);
+    let pairs = rows.min(tokens) * op.k;
     let items = items(pairs, op.experts);
     let params = ExpertsUpParams {
         x: b.value("x", &op.x, Dtype::Bf16, rows * op.hidden)?,
         ids: b.value("ids", &op.ids, Dtype::I32, rows * op.k)?,
         weights: b.value("weights", &op.weights, Dtype::F32, rows * op.k)?,
-        weight: b.matrix("weight", &op.weight, op.experts, 2 * op.width, op.hidden)?,
+        weight,
         h: b.value_mut("h", &op.h, Dtype::Bf16, rows * op.k * op.width)?,
         rows: b.dim("rows", rows)?,
         experts: b.dim("experts", op.experts)?,
@@ -65,23 +134,37 @@ pub(super) fn up(op: &ExpertsUp, b: &Bound<'_>) -> Result<Launch, CudaError> {
         width: b.dim("expert width", op.width)?,
         limit: op.limit,
         items: b.dim("items", items)?,
-        pad: 0,
+        tokens: b.dim("tokens of a block", tokens)?,
     };
     // At least one block, which zeroes what no expert writes.
-    let blocks = (RESIDENT * b.all.multiprocessors).min(items * op.width.div_ceil(UP_COLUMNS)).max(1);
+    let blocks = |resident: usize, columns: usize| {
+        [
+            (resident * b.all.multiprocessors).min(items * op.width.div_ceil(columns)).max(1),
+            rows.div_ceil(tokens),
+            1,
+        ]
+    };
+    if let Some(fast) = fast {
+        let grid = blocks(1, 8 * fast.tiles);
+        return Ok(Launch::new(Kernel::ExpertsUpFp4, grid, fp4::THREADS, fast.shared, &params));
+    }
     let shared = UP_TABLES + UP_RING + UP_SUMS + ITEM * items + UP_PAIR * pairs;
-    Ok(Launch::new(Kernel::ExpertsUp, [blocks, rows.div_ceil(UP_TOKENS), 1], 256, shared, &params))
+    Ok(Launch::new(Kernel::ExpertsUp, blocks(RESIDENT, UP_COLUMNS), 256, shared, &params))
 }
 
 pub(super) fn down(op: &ExpertsDown, b: &Bound<'_>) -> Result<Launch, CudaError> {
     let rows = op.tokens.rows();
     check(b, op.experts, op.k)?;
-    let tokens = rows.min(DOWN_TOKENS);
+    let weight = b.matrix("weight", &op.weight, op.experts, op.hidden, op.width)?;
+    let room = (rows, b.all.shared_memory);
+    let fast = fp4::down(&weight, room, (op.experts, op.k), (op.hidden, op.width));
+    let most = fast.as_ref().map_or(DOWN_TOKENS, |fast| fast.tokens);
+    let tokens = rows.min(most);
     let items = items(tokens * op.k, op.experts);
     let params = ExpertsDownParams {
         h: b.value("h", &op.h, Dtype::Bf16, rows * op.k * op.width)?,
         ids: b.value("ids", &op.ids, Dtype::I32, rows * op.k)?,
-        weight: b.matrix("weight", &op.weight, op.experts, op.hidden, op.width)?,
+        weight,
         shared: b.value("shared", &op.shared, Dtype::Bf16, rows * op.hidden)?,
         y: b.value_mut("y", &op.y, Dtype::Bf16, rows * op.hidden)?,
         rows: b.dim("rows", rows)?,
@@ -90,9 +173,41 @@ pub(super) fn down(op: &ExpertsDown, b: &Bound<'_>) -> Result<Launch, CudaError>
         hidden: b.dim("hidden size", op.hidden)?,
         width: b.dim("expert width", op.width)?,
         items: b.dim("items", items)?,
+        tokens: b.dim("tokens of a block", most)?,
+        pad: 0,
     };
-    let grid = [op.hidden.div_ceil(DOWN_COLUMNS), rows.div_ceil(DOWN_TOKENS), 1];
+    let groups = rows.div_ceil(most);
+    if let Some(fast) = fast {
+        let grid = [op.hidden / (16 * fast.tiles), groups, 1];
+        return Ok(Launch::new(Kernel::ExpertsDownFp4, grid, fp4::THREADS, fast.shared, &params));
+    }
+    let grid = [op.hidden.div_ceil(DOWN_COLUMNS), groups, 1];
     let sums = WARPS * tokens * DOWN_COLUMNS * 4;
     let shared = ROUTES + DOWN_RING + sums + ITEM * items + DOWN_PAIR * tokens * op.k;
     Ok(Launch::new(Kernel::ExpertsDown, grid, 256, shared, &params))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{MatrixFormat, Weight, fp4};
+
+    /// The numbers of Flash: the kernel and what its results could depend on are the same for any number of rows, and fit.
+    #[test]
+    fn rows_do_not_choose_the_kernel() {
+        let null = std::ptr::null();
+        let format = MatrixFormat::Nvfp4.code();
+        let weight = Weight { codes: null, scales: null, global: null.cast(), format, pad: 0 };
+        for (limit, fits) in [(227 << 10, true), (99 << 10, false)] {
+            let chosen = |rows| {
+                [fp4::up, fp4::down].map(|of| {
+                    of(&weight, (rows, limit), (256, 6), (4096, 2048)).map(|layout| {
+                        assert!(layout.shared <= limit, "{} bytes", layout.shared);
+                        (layout.tiles, layout.tokens)
+                    })
+                })
+            };
+            assert_eq!(chosen(1).map(|layout| layout.is_some()), [fits; 2], "{limit} bytes");
+            assert!((2..1000).all(|rows| chosen(rows) == chosen(1)), "{limit} bytes");
+        }
+    }
 }
