@@ -4,23 +4,22 @@
 //! declared, as in every run of a case, and no kernel may be left out: not one that is built and has no case here, nor one
 //! that [`Kernel::ALL`] does not know.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
 use flashlane::checkpoint::synthetic::tiny_config;
 use flashlane::cuda::{
-    Backend, DeviceBuffer, DeviceWeights, Fp4Kind, Kernel, Recorder, RunMode, dequantize_bf16,
-    dequantize_e4m3, quantize_bf16,
+    Backend, DeviceBuffer, DeviceResident, DeviceStep, DeviceWeights, Fp4Kind, Hasher, Kernel, Recorder,
+    RunMode, dequantize_bf16, dequantize_e4m3, quantize_bf16,
 };
-use flashlane::engine::{Engine, EngineConfig, Forced, Generate, GpuConfig};
 use flashlane::format::index_row::IndexFormat;
 use flashlane::format::kv_row::KvFormat;
-use flashlane::instrument::Instruments;
+use flashlane::instrument::{Span, Store};
 use flashlane::model::ModelWeights;
 use flashlane::ops::{HEAD_DIM, INDEX_DIM};
+use flashlane::step::{Bytes, NodeId, PoolId, Resident};
 
-use crate::engine::{SERVED, collect, config, model, request};
 use crate::support::cuda::{Cuda, gpu};
 use crate::support::{Case, Draw, Dtype};
 use crate::{attention, compress, embed, experts, hyper, index_logits, index_query, index_store, linear};
@@ -87,7 +86,7 @@ fn linear_cases() -> Vec<Case> {
 
 fn expert_cases() -> Vec<Case> {
     let one = |stored: Option<usize>| {
-        let shape = experts::Shape { rows: 5, experts: 3, k: 2, hidden: 256, width: 128, dtype: Dtype::Bf16 };
+        let shape = experts::Shape { rows: 5, experts: 3, k: 2, hidden: 256, width: 512, dtype: Dtype::Bf16 };
         let data = experts::data(shape, vec![2, 0, 2, 1, -1, 2, 2, 3, 0, 2], 1);
         let (mut up, mut down) = (experts::up(shape, &data, 10.0).0, experts::down(shape, &data).0);
         if let Some(format) = stored {
@@ -165,17 +164,17 @@ fn choice_cases() -> Vec<Case> {
         let logits: Vec<f32> = (0..width).map(|_| score(&mut draw)).collect();
         topk::build(&[topk::position(width)], &logits, 64).0
     };
-    vec![one(700, 0), one(4100, 2), one(8300, 0), one(33_000, 2), one(262_147, 0)]
+    vec![one(700, 0), one(4100, 2), one(8300, 0), one(8400, 2), one(262_147, 0)]
 }
 
 /// Scores of index keys in every format, and the choice from them.
 fn index_cases() -> Vec<Case> {
-    let one = |format, select| {
-        let positions = [4 * 70 + 3, 4 * 150 + 3, 11];
-        index_logits::Setup::drawn(&mut Draw::new(1), format, 3, &positions, 3).build(select).case
+    let one = |format, positions: &[i32], select| {
+        index_logits::Setup::drawn(&mut Draw::new(1), format, 3, positions, 3).build(select).case
     };
     let formats = [IndexFormat::Bf16, IndexFormat::Fp8, IndexFormat::Fp4];
-    formats.into_iter().flat_map(|format| [one(format, None), one(format, Some(40))]).collect()
+    let both = |format| [one(format, &[4 * 70 + 3, 11], None), one(format, &[4 * 100 + 3], Some(40))];
+    formats.into_iter().flat_map(both).collect()
 }
 
 /// Blocks of FP4, which are no operation of a step.
@@ -192,22 +191,28 @@ fn convert(backend: &Arc<dyn Backend>) {
     backend.synchronize().unwrap();
 }
 
-/// Whole steps under the canary: launched one by one with delays, and on a GPU captured, lanes side by side.
-fn serve(backend: &Arc<dyn Backend>) {
-    let forced = Forced { mutant: None, delay: Some((1, 1)) };
-    let captured = RunMode { captured: true, forked: true, programmatic: true };
-    let mut ways = vec![GpuConfig { forced: Some(forced), ..GpuConfig::default() }];
-    if backend.name() == "gpu" {
-        ways.push(GpuConfig { mode: captured, ..GpuConfig::default() });
+/// What no step holds: the canary's hash, random weights, and the delay before a node; on a GPU in a captured graph too.
+fn beside_steps(backend: &Arc<dyn Backend>) {
+    let host = Resident { pools: vec![Bytes::zeroed(64)], states: Vec::new() };
+    let resident = DeviceResident::upload(backend, &host).unwrap();
+    let span = Span { store: Store::Pool(PoolId(0)), range: 4..64, first: 1 };
+    assert_eq!(Hasher::default().hashes(backend, &resident, &[span]).unwrap().len(), 1);
+    let (weights, registry) = ModelWeights::new(&tiny_config(), 256);
+    DeviceWeights::random(backend, &registry, &weights.stacks(), 1).unwrap();
+
+    let case = rmsnorm::case(2, &[1.0; 2 * 300], &[1.0; 300], Dtype::Bf16).0;
+    let (memory, resident) = case.memory(0);
+    let step = DeviceStep::upload(backend, &case.graph, &memory).unwrap();
+    let device = DeviceResident::upload(backend, &resident).unwrap();
+    let executor = Cuda::new("device", Arc::clone(backend)).executor(&case).unwrap();
+    let captured = RunMode { captured: true, ..RunMode::default() };
+    let modes = [RunMode::default(), captured];
+    for mode in modes.into_iter().take(if backend.name() == "gpu" { 2 } else { 1 }) {
+        let how = (mode, &BTreeMap::from([(NodeId(0), 1)]));
+        let ready = executor.ready_unproved(&case.graph, &case.plan, (&step, &device), how).unwrap();
+        executor.start(&ready).unwrap();
+        backend.synchronize().unwrap();
     }
-    let instruments = Instruments { canary: Some(1 << 20), ..Instruments::default() };
-    let config = EngineConfig { instruments, ..config(SERVED, 1) };
-    let answer = |gpu: &GpuConfig| {
-        let engine = Engine::on_gpu(&model(), config, Arc::clone(backend), gpu).unwrap();
-        collect(engine.submit(request(1, 5, 3)).unwrap()).0
-    };
-    let answers: Vec<Vec<u32>> = ways.iter().map(answer).collect();
-    assert!(answers.iter().all(|answer| answer.len() == 3 && *answer == answers[0]), "{answers:?}");
 }
 
 fn device() -> Option<Arc<dyn Backend>> {
@@ -251,11 +256,9 @@ fn every_kernel_once() {
             other.iter().for_each(|other| drop(case.run_on(other)));
         }
     }
-    eprintln!("{:.1} s: conversions, random weights, an engine", start.elapsed().as_secs_f32());
+    eprintln!("{:.1} s: conversions, and what no step holds", start.elapsed().as_secs_f32());
     convert(&backend);
-    let (weights, registry) = ModelWeights::new(&tiny_config(), 256);
-    DeviceWeights::random(&backend, &registry, &weights.stacks(), 1).unwrap();
-    serve(&backend);
+    beside_steps(&backend);
     assert_eq!(recorder.launched(), built(), "launched here, and built (docs/kernels.md)");
 }
 

@@ -270,7 +270,7 @@ FL_DEVICE uint2 count_marks(int rank, Choice& s) {
   s.histogram[w + 1] = before + first;
   if (threadIdx.x == 0) s.total = total;
   if (kBlocks > 1) cluster_arrive();
-  __syncthreads();  // The cluster's barrier orders a block's own counts too, but racecheck reports them without this one.
+  __syncthreads();  // For racecheck, which forgets a cluster's barrier as soon as the next one is arrived at, as below.
   uint2 base{0, 0};
   if (kBlocks > 1) {
     cluster_wait();

@@ -80,7 +80,7 @@ impl Cuda {
         error.to_string()
     }
 
-    fn executor(&self, case: &Case) -> Result<flashlane::cuda::Executor, CudaError> {
+    pub(crate) fn executor(&self, case: &Case) -> Result<flashlane::cuda::Executor, CudaError> {
         executor(&self.backend, case, self.options)
     }
 

@@ -16,7 +16,7 @@ const HASH: usize = 8;
 
 /// Memory of the canary's own: spans, and their hashes.
 #[derive(Debug, Default)]
-pub(crate) struct Hasher(Option<(DeviceBuffer, DeviceBuffer)>);
+pub struct Hasher(Option<(DeviceBuffer, DeviceBuffer)>);
 
 impl Hasher {
     /// The hash of each span, as [`hash`](crate::instrument::hash) of its bytes; of one outside its store, nothing. One launch
@@ -24,7 +24,7 @@ impl Hasher {
     ///
     /// # Errors
     /// [`CudaError::Driver`].
-    pub(crate) fn hashes(
+    pub fn hashes(
         &mut self,
         backend: &Arc<dyn Backend>,
         resident: &DeviceResident,

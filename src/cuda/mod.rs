@@ -59,7 +59,7 @@ mod weights;
 
 pub use backend::{Backend, Capture, DeviceBuffer, Fence, Replay, Script, Staging};
 pub use bindings::Bindings;
-pub(crate) use canary::Hasher;
+pub use canary::Hasher;
 pub use certify::{
     Certificate, Evidence, KernelCall, NodeKind, Place, ReadEdge, ReadNode, Reading, Uncertified,
     displacement,

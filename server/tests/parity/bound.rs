@@ -13,7 +13,8 @@
 //! A sublayer stores six activations on the longest way from its input to its output, a layer has two sublayers, attention reads
 //! key rows once. Norms and mixing keep relative differences; adding to the residual streams only dilutes them. So after `l` layers
 //! two rows differ by `sigma(l)` of their root mean square. The norm of a whole row's difference may be [`ROW_SPREAD`] of that; a single
-//! element may be off by [`SPREAD`]: six standard deviations, which a normal number exceeds once in 5e8.
+//! element may be off by [`SPREAD`]: six standard deviations, which a normal number exceeds once in 5e8. So may the scores of index
+//! keys: heads' weights have both signs, and what their parts leave of a score is smaller than the parts.
 
 /// Standard deviations that a single number may be off by.
 pub(crate) const SPREAD: f64 = 6.0;

@@ -33,7 +33,7 @@ impl Counts {
 fn sessions(model: &Model, other: &Other, counts: &Counts, caching: Caching, prompts: &[Vec<u32>]) {
     let mut judge = Judge::new(model);
     for prompts in prompts.chunks(counts.rows) {
-        Pair::new(model, other, counts.rows, caching).play(prompts, counts.tokens, &mut judge);
+        Pair::new(model, other, counts.rows, caching, false).play(prompts, counts.tokens, &mut judge);
     }
     eprintln!("{}: {judge}", other.name);
     assert_eq!(judge.sessions, counts.sessions());
@@ -73,7 +73,7 @@ fn decode_steps_agree_stage_by_stage() {
         (models::flash_shaped(), models::random_prompts(&models::flash_shaped(), 4, false)),
     ] {
         let other = Other::of(&model);
-        let mut pair = Pair::new(&model, &other, prompts.len(), Caching::Leaders);
+        let mut pair = Pair::new(&model, &other, prompts.len(), Caching::Leaders, true);
         let found = pair.compare_stages(&prompts, if other.reduced { 2 } else { 8 });
         eprintln!("{}: {found}", other.name);
         assert!(2 * found.held > found.values, "too many values follow a choice that differs: {found}");
@@ -86,5 +86,5 @@ fn a_wrong_attention_is_found_by_its_stage() {
     let model = models::flash_shaped();
     let other = Other::planted(&model);
     let prompts = models::random_prompts(&model, 4, false);
-    Pair::new(&model, &other, prompts.len(), Caching::Leaders).compare_stages(&prompts, 2);
+    Pair::new(&model, &other, prompts.len(), Caching::Leaders, true).compare_stages(&prompts, 2);
 }

@@ -33,8 +33,9 @@ pub(crate) fn built_in() -> Model {
     Model::new(&Checkpoint::from_bytes(config, tensors.to_vec()).unwrap())
 }
 
-/// A layer of each kind and 16 experts, of which a token goes to four. The head's rows are the embeddings of other tokens, so
-/// that one logit stands out, as one does in a trained model; everything else is random.
+/// A layer of each kind and 16 experts, of which a token goes to four. Embeddings are large beside what layers add, and the head's
+/// rows are those of other tokens, so that one logit stands out, as one does in a trained model; everything else is random. With
+/// plain random weights every other token would be decided by a choice between experts or rows that are a rounding apart.
 pub(crate) fn flash_shaped() -> Model {
     let config = ModelConfig {
         hidden_size: 256,
@@ -50,11 +51,16 @@ pub(crate) fn flash_shaped() -> Model {
     let file = synthetic::safetensors(&config, 11).unwrap();
     let tensors = SafeTensors::deserialize(&file).unwrap();
     let head = pointed_head(tensors.tensor("embed.weight").unwrap().data(), config.hidden_size);
+    let embed = larger(tensors.tensor("embed.weight").unwrap().data());
     let views: Vec<(String, TensorView<'_>)> = tensors
         .tensors()
         .into_iter()
         .map(|(name, view)| {
-            let data = if name == "head.weight" { head.as_slice() } else { view.data() };
+            let data = match name.as_str() {
+                "head.weight" => head.as_slice(),
+                "embed.weight" => embed.as_slice(),
+                _ => view.data(),
+            };
             let view = TensorView::new(view.dtype(), view.shape().to_vec(), data).unwrap();
             (name, view)
         })
@@ -62,6 +68,12 @@ pub(crate) fn flash_shaped() -> Model {
     let file = safetensors::serialize(views, None).unwrap();
     let json = serde_json::Value::Object(config.to_json()).to_string();
     Model::new(&Checkpoint::from_bytes(json.as_bytes(), file).unwrap())
+}
+
+/// Eight times as large.
+fn larger(embed: &[u8]) -> Vec<u8> {
+    let values = embed.as_chunks().0.iter().map(|b| bf16::from_f32(bf16::from_le_bytes(*b).to_f32() * 8.0));
+    values.flat_map(bf16::to_le_bytes).collect()
 }
 
 /// Row `t` is the embedding of token `t - 1`, for logits of a standard deviation of about one.

@@ -85,10 +85,12 @@ pub(crate) enum Caching {
     Leaders,
 }
 
-/// A step whose values all keep their own memory, so that they can be read after it.
+/// A step; on the CPU its values all keep their own memory, so that they can be read after it.
 pub(crate) struct Step {
     pub(crate) model: ModelStep,
     pub(crate) plan: Plan,
+    /// The other executor's: the same where its values are to be read, else one that is as small as served.
+    other: Plan,
 }
 
 /// The memory of one step after it ran, on either side.
@@ -115,7 +117,7 @@ pub(crate) struct Pair<'a> {
 }
 
 impl<'a> Pair<'a> {
-    pub(crate) fn new(model: &Model, other: &'a Other, rows: usize, caching: Caching) -> Self {
+    pub(crate) fn new(model: &Model, other: &'a Other, rows: usize, caching: Caching, stages: bool) -> Self {
         let size = CacheSize {
             window_pages: 1 + rows * (3 + BLOCK_TOKENS / 64),
             blocks: 1 + rows * (POSITIONS / BLOCK_TOKENS),
@@ -124,7 +126,9 @@ impl<'a> Pair<'a> {
         let layout = CacheLayout::new(&model.weights, NUMERICS, size);
         let step = |shape| {
             let model = build_step(&model.weights, &layout, NUMERICS, shape).unwrap();
-            Step { plan: Plan::unshared(&model.graph), model }
+            let plan = Plan::unshared(&model.graph);
+            let other = if stages { plan.clone() } else { Plan::shared(&model.graph) };
+            Step { model, plan, other }
         };
         let resident = || Resident {
             pools: layout.pools().map(|p| Bytes::zeroed(p.pages * p.page_bytes)).collect(),
@@ -215,11 +219,13 @@ impl<'a> Pair<'a> {
             sample: sample.then_some(&greedy),
         });
         fill(&step.model, &mut cpu.io, &segments.collect::<Vec<_>>());
-        let (mut other, [leading, following]) = (cpu.clone(), &mut self.resident);
+        let mut other = Memory::new(&step.model.graph, &step.other);
+        other.io.clone_from(&cpu.io);
+        let [leading, following] = &mut self.resident;
         if self.caching == Caching::Leaders {
             following.clone_from(leading);
         }
-        (self.other.run)(&step.model.graph, &step.plan, &mut other, following).unwrap();
+        (self.other.run)(&step.model.graph, &step.other, &mut other, following).unwrap();
         cpu::serial::run_step(&step.model.graph, &step.plan, &mut cpu, leading, &self.weights).unwrap();
         for (playing, tokens) in self.playing[rows].iter_mut().zip(tokens) {
             playing.len += tokens.len();

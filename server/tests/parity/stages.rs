@@ -7,7 +7,7 @@ use flashlane::ops::{Dtype, Mode, Op, Part, Value};
 use flashlane::step::{Class, Graph, Node};
 use half::bf16;
 
-use crate::bound::{ROW_SPREAD, index_sigma, sigma};
+use crate::bound::{ROW_SPREAD, SPREAD, index_sigma, sigma};
 use crate::judge::row;
 use crate::pair::{Ran, Step};
 
@@ -48,11 +48,11 @@ impl Found {
                         continue;
                     }
                     let floats = |memory| floats(step, memory, &value, slice.clone());
-                    let sigma = match node.op {
-                        Op::IndexLogits(_) => index_sigma(layers - 1),
-                        _ => sigma(layers),
+                    let bound = match node.op {
+                        Op::IndexLogits(_) => SPREAD * index_sigma(layers - 1),
+                        _ => ROW_SPREAD * sigma(layers),
                     };
-                    let found = distance(&floats(&ran.cpu), &floats(&ran.other)) / (ROW_SPREAD * sigma);
+                    let found = distance(&floats(&ran.cpu), &floats(&ran.other)) / bound;
                     let name = &graph.buffer(value.buffer).name;
                     assert!(
                         found <= 1.0,
