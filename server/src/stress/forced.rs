@@ -115,6 +115,9 @@ impl ForcedTable {
         let play = |args: StressArgs, way| {
             let run = ForcedRun::new(&args, &scripts, &alone, way);
             bar.inc(1);
+            if let Ok(run) = &run {
+                tracing::info!(mutant = run.mutant, fault = run.fault, ?way, seconds = run.wall_s, "{}", run.cell());
+            }
             run
         };
         let ran = cases.into_iter().map(|(mutant, way)| play(forced(args, mutant, way, delay_us), way));
