@@ -1,12 +1,15 @@
-// attention for blocks with much shared memory: 64 heads share each row that is read, on whole warpgroups.
+// attention for steps of many tokens: 64 heads share each row that is read, on whole warpgroups.
 //
-// The same operation as attention.cu, with other sums: a device runs one of the two for every number of tokens.
-// Bytes: as there, but a row is read once, not once for every 16 heads.
+// The same operation as attention.cu, with other sums: an executor runs one of the two for every number of tokens
+// (`Options::attention`). Bytes: as there, but a row is read once, not once for every 16 heads.
+// Measured on an H200 with cold caches, 640 fp8 rows: 36.6 us for 64 tokens where attention.cu takes 80.8, 137 for 256 where it
+// takes 310; for 1 token 33.8 where it takes 15.3.
 // Notes: (1) a cluster of 2 or 4 blocks cuts a token's tiles of 64 rows into as many parts by their number alone, and folds
 // them in order; (2) both products are wgmma: queries and rows are the operands of the first, weights in registers and the
 // same rows those of the second; a warpgroup has half of the dims in each, and the halves of the scores meet in shared
 // memory; (3) a tile's rows are on their way to registers during the first product, and are expanded to bf16 during the
-// second; (4) eight rows are a warp's, found three steps ahead: number, page, address.
+// second; (4) eight rows are a warp's, found three steps ahead: number, page, address; (5) of 33.8 us, 7 pass before the
+// first tile, 4 a tile, and 5 in the fold, whose reads of the other block's shared memory are slow: next to do.
 #include "attention.h"
 
 #include "common/attention_fold.h"

@@ -116,7 +116,14 @@ impl ForcedTable {
             let run = ForcedRun::new(&args, &scripts, &alone, way);
             bar.inc(1);
             if let Ok(run) = &run {
-                tracing::info!(mutant = run.mutant, fault = run.fault, ?way, seconds = run.wall_s, "{}", run.cell());
+                tracing::info!(
+                    mutant = run.mutant,
+                    fault = run.fault,
+                    ?way,
+                    seconds = run.wall_s,
+                    "{}",
+                    run.cell()
+                );
             }
             run
         };

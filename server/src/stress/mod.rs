@@ -43,9 +43,8 @@ pub use forced::{ForcedRun, ForcedTable};
 pub use instruments::Instrumented;
 pub use mutants::{Ran, Table, found_table};
 pub use report::Report;
-pub use soak::{Sample, Soak};
+pub use soak::{Sample, Soak, Usage};
 pub use sweep::{Cell, Sweep};
-pub use usage::Usage;
 
 /// Rows of the largest step that is worth building.
 const MAX_ROWS: usize = 64;
@@ -111,7 +110,7 @@ pub struct StressArgs {
     /// Puts a known bug into the steps, which are then refused; `verify --list-mutants` has the names
     #[arg(long, value_name = "SLUG", conflicts_with_all = ["unsafe_run_mutant", "url"])]
     pub mutant: Option<Mutant>,
-    /// Runs the steps with a known bug in them, unproved, in the race simulator, or on a GPU that is named (--device cuda:N)
+    /// Runs the steps with a known bug in them, unproved, in the race simulator or on a GPU that is named
     #[arg(long, value_name = "SLUG", conflicts_with = "url")]
     pub unsafe_run_mutant: Option<Mutant>,
     /// Order of a step's nodes in the race simulator [default: the executor that serves; any for a mutant and --sweep]
@@ -127,8 +126,7 @@ pub struct StressArgs {
     /// there, as in production, and may get by
     #[arg(long)]
     pub poison: bool,
-    /// Runs every known bug in every order, and prints what finds it and what it does as tables in Markdown; on a GPU that is
-    /// named (--device cuda:N), on one stream, with lanes side by side, with the instruments on, and with its victim held back
+    /// Runs every known bug in every order, or in every way of a GPU that is named, and prints what finds it and what it does
     #[arg(long, conflicts_with_all = ["mutant", "unsafe_run_mutant", "url", "order", "sweep"])]
     pub mutants: bool,
     /// Runs the true step with each format of index keys and at 1, 2, 4 and so on up to --concurrency sessions at once, as many

@@ -15,7 +15,7 @@ use serde::Serialize;
 use tokio::net::TcpListener;
 
 use super::gpu::Ran;
-use super::usage::Usage;
+pub use super::usage::Usage;
 use super::{StressArgs, runtime, sized};
 use crate::engine;
 use crate::http::{App, ServerOptions, serve};
@@ -31,7 +31,7 @@ pub struct SoakArgs {
 }
 
 /// What came of it.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct Soak {
     pub seconds: u64,
     pub clients: usize,
@@ -361,22 +361,11 @@ mod tests {
 
     fn judged(change: impl Fn(&mut Soak)) -> Vec<String> {
         let mut soak = Soak {
-            seconds: 8,
-            clients: 4,
-            sessions: 4,
-            index_k: "bf16",
-            gpu: None,
             descriptors: 9,
-            samples: Vec::new(),
             quarters: vec![sample(1 << 30); 4],
             played: 40,
             left: 20,
-            differing: 0,
-            failed: 0,
-            first_failure: None,
-            steps: 100,
-            generated_tokens: 1000,
-            failures: Vec::new(),
+            ..Soak::default()
         };
         change(&mut soak);
         let stats = Stats { total_blocks: 5, total_windows: 6, total_slots: 7, ..Stats::default() };

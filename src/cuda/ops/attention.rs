@@ -1,6 +1,6 @@
 //! Launch of `attention`.
 
-use super::kv_format;
+use super::{AttentionBlocks, kv_format};
 use crate::cuda::bindings::Bound;
 use crate::cuda::ffi::{self, AttentionParams};
 use crate::cuda::launch::Params;
@@ -24,7 +24,7 @@ const SHARED: usize = 2 * 520 * 64 + 64 * (8 + 3 * 16) + HEADS * (2 * 520 + 4 * 
 // SAFETY: generated from the kernel's header; gaps are explicit.
 unsafe impl Params for AttentionParams {}
 
-pub(super) fn launch(op: &Attention, b: &Bound<'_>) -> Result<Launch, CudaError> {
+pub(super) fn launch(op: &Attention, b: &Bound<'_>, blocks: AttentionBlocks) -> Result<Launch, CudaError> {
     let rows = op.tokens.rows();
     let len = rows * op.heads * HEAD_DIM;
     let page_bytes = |paged: &crate::ops::Paged| op.format.page_bytes(paged.page_rows);
@@ -60,7 +60,7 @@ pub(super) fn launch(op: &Attention, b: &Bound<'_>) -> Result<Launch, CudaError>
         scale: op.scale,
         parts: parts as i32,
     };
-    if b.all.shared_memory >= WIDE {
+    if blocks == AttentionBlocks::Wide && b.all.shared_memory >= WIDE {
         let (kernel, blocks) =
             if parts == MANY { (Kernel::AttentionWide4, 4) } else { (Kernel::AttentionWide2, 2) };
         let grid = [blocks, op.heads.div_ceil(WIDE_HEADS), rows];

@@ -42,15 +42,14 @@ impl Shape {
             let shared = shared(rows, blocks, format);
             Self { kernel, rows, weight_rows: WEIGHT_ROWS, blocks, shared }
         };
-        // Blocks that have all of K each, or half of it, where they fill the GPU.
-        let enough = |shape: &Self| 4 * shape.count(op) >= 3 * b.all.multiprocessors;
+        // Blocks that have all of K each, or half of it, where they fill most of the GPU; as measured on an H200.
         let (whole, half) = (many(Kernel::Linear64Alone, 64, 1), many(Kernel::Linear128, 128, 2));
-        let large = b.all.shared_memory >= LARGE;
+        let (large, fp4) = (b.all.shared_memory >= LARGE, step == 256);
         match op.rows {
-            65.. if large && enough(&half) => half,
-            _ if large && enough(&whole) => whole,
-            ..=32 => many(Kernel::Linear32, 32, 4),
-            _ => many(Kernel::Linear64, 64, 4),
+            65.. if large && 9 * half.count(op) >= 4 * b.all.multiprocessors => half,
+            _ if large && 4 * whole.count(op) >= 3 * b.all.multiprocessors => whole,
+            33.. if fp4 => many(Kernel::Linear64, 64, 4),
+            _ => many(Kernel::Linear32, 32, 4),
         }
     }
 
