@@ -7,7 +7,7 @@ of launches over distinct data, the second-level cache cleared before each repla
 by the launches. Beside the cases it measures, on the same GPU, the rates at which memory can be read and copied, and those of
 large matrix products.
 
-A rival is called through its public Python API alone.
+A rival is called through its public API alone: Python, or the headers of FlashInfer.
 """
 import argparse
 import ctypes
