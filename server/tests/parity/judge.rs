@@ -60,7 +60,7 @@ impl<'a> Judge<'a> {
     }
 
     pub(crate) fn end_token(&self) -> u32 {
-        u32::try_from(self.model.config.eos_token_id).unwrap()
+        self.model.config.eos_token_id
     }
 
     /// The number of the first of `count` new sessions.
