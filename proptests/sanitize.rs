@@ -86,7 +86,8 @@ fn linear_cases() -> Vec<Case> {
 
 fn expert_cases() -> Vec<Case> {
     let one = |stored: Option<usize>| {
-        let shape = experts::Shape { rows: 5, experts: 3, k: 2, hidden: 256, width: 512, dtype: Dtype::Bf16 };
+        let shape =
+            experts::Shape { rows: 5, experts: 3, k: 2, hidden: 256, width: 1024, dtype: Dtype::Bf16 };
         let data = experts::data(shape, vec![2, 0, 2, 1, -1, 2, 2, 3, 0, 2], 1);
         let (mut up, mut down) = (experts::up(shape, &data, 10.0).0, experts::down(shape, &data).0);
         if let Some(format) = stored {
@@ -240,13 +241,12 @@ fn every_kernel_once() {
     ];
     let start = Instant::now();
     let plain = || Cuda::new("device", Arc::clone(&backend));
-    // Launches choose by the device's size: the kernels of smaller ones run here too.
-    let one_block = Arc::new(recorder.as_if(1, recorder.shared_memory()));
-    let small_memory = Arc::new(recorder.as_if(recorder.multiprocessors(), 99 << 10));
+    // Launches choose by the device's size: the kernels that fill a large one run here too.
+    let small = Arc::new(recorder.as_if(1, recorder.shared_memory()));
     for (name, cases) in cases {
         let other = match name {
-            "attention" => Some(Cuda::new("device, little shared memory", small_memory.clone())),
-            "linear" => Some(Cuda::new("device, one multiprocessor", one_block.clone())),
+            "attention" => Some(plain().wide_attention()),
+            "linear" => Some(Cuda::new("device, one multiprocessor", small.clone())),
             "index" => Some(plain().simple_reader()),
             _ => None,
         };

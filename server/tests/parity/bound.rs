@@ -35,19 +35,20 @@ fn bf16() -> f64 {
     step(8) / 6f64.sqrt()
 }
 
-/// Variance that a rounding to a coarser step adds to values a bf16 rounding apart.
-fn flips(mantissa_bits: i32) -> f64 {
-    step(mantissa_bits) * 0.8 * bf16()
+/// Variance that a rounding to a coarser step adds to values so far apart.
+fn flips(mantissa_bits: i32, apart: f64) -> f64 {
+    step(mantissa_bits) * 0.8 * apart
 }
 
 /// Relative difference of activations after so many layers.
 pub(crate) fn sigma(layers: usize) -> f64 {
-    (layers as f64 * (STORED * bf16().powi(2) + flips(4))).sqrt()
+    (layers as f64 * (STORED * bf16().powi(2) + flips(4, bf16()))).sqrt()
 }
 
-/// The same of the scores of index keys, in a layer after so many: query and key are rounded to e2m1.
+/// The same of the scores of index keys, in a layer after so many: query and key, as far apart as activations are by then, are
+/// rounded to e2m1.
 pub(crate) fn index_sigma(layers: usize) -> f64 {
-    (sigma(layers + 1).powi(2) + 2.0 * flips(2)).sqrt()
+    (sigma(layers + 1).powi(2) + 2.0 * flips(2, sigma(layers + 1))).sqrt()
 }
 
 /// The largest slope of sqrt(softplus(x)).

@@ -59,6 +59,10 @@ impl<'a> Judge<'a> {
         Self { model, all: Vec::new(), sessions: 0, excused: 0, tokens: 0, held: 0, worst: 0.0, choices: 0 }
     }
 
+    pub(crate) fn end_token(&self) -> u32 {
+        self.model.config.eos_token_id
+    }
+
     /// The number of the first of `count` new sessions.
     pub(crate) fn begin(&mut self, count: usize) -> usize {
         let first = self.all.len();

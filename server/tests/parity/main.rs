@@ -38,7 +38,9 @@ fn sessions(model: &Model, other: &Other, counts: &Counts, caching: Caching, pro
     eprintln!("{}: {judge}", other.name);
     assert_eq!(judge.sessions, counts.sessions());
     assert!(50 * judge.excused <= judge.sessions, "more than 2 % of sessions are excused: {judge}");
-    assert!(judge.tokens == counts.tokens * judge.sessions && 2 * judge.held > judge.tokens, "{judge}");
+    assert!(judge.tokens >= judge.sessions && judge.held > 0, "{judge}");
+    // From caches of its own the other side goes another way once a choice differs; from the CPU's it comes back at each step.
+    assert!(caching == Caching::Own || 2 * judge.held > judge.tokens, "{judge}");
 }
 
 #[test]

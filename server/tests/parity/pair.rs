@@ -152,9 +152,13 @@ impl<'a> Pair<'a> {
         for (i, prompt) in prompts.iter().enumerate() {
             self.read(prompt, |step, ran, shown| judge.step(step, ran, &[shown(first + i)]));
         }
+        let mut going = vec![true; prompts.len()];
         for _ in 1..tokens {
+            // Behind its end token nothing is an answer any more.
+            let ended = |row: usize| self.playing[row].next == judge.end_token();
+            going.iter_mut().enumerate().for_each(|(row, going)| *going &= !ended(row));
             let ran = self.decode();
-            let shown = (0..prompts.len()).map(|row| Shown {
+            let shown = (0..prompts.len()).filter(|row| going[*row]).map(|row| Shown {
                 session: first + row,
                 rows: row..row + 1,
                 sample: Some(row),
