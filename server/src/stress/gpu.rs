@@ -71,6 +71,16 @@ impl fmt::Display for Ran {
     }
 }
 
+/// A GPU that is named must not be replaced by the race simulator.
+pub(super) fn check(args: &StressArgs) -> Result<()> {
+    match args.model.device {
+        Device::Cuda(ordinal) if !cfg!(feature = "cuda") => bail!(
+            "--device cuda:{ordinal}: this build is without CUDA; run tools/get-cuda.sh and build with --features cuda"
+        ),
+        _ => Ok(()),
+    }
+}
+
 /// Whether something unproved is to run on a GPU, which a person must name: `auto` keeps mutants in the race simulator.
 pub(super) fn forces(args: &StressArgs) -> bool {
     let forced = args.unsafe_run_mutant.is_some() || args.gpu.delay_us.is_some();

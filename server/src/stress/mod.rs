@@ -191,7 +191,7 @@ impl StressArgs {
         if self.url.is_some() && self.model.instruments.options().any() {
             bail!("--canary, --diff-every and --inject are the server's: give them to `flashlane serve`");
         }
-        Ok(())
+        gpu::check(self)
     }
 
     pub(crate) fn limits(&self) -> Limits {

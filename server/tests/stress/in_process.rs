@@ -50,6 +50,14 @@ fn one_session_at_a_time_repeats_bit_by_bit() {
     assert_eq!(run(&flags).comparison, run(&flags).comparison);
 }
 
+#[cfg(not(feature = "cuda"))]
+#[test]
+fn a_gpu_that_was_named_is_not_replaced_by_the_simulator() {
+    let forced = args(&["--sessions", "1", "--unsafe-run-mutant", "dropped-join", "--device", "cuda:0"]);
+    let refused = stress::run(&forced).unwrap_err().to_string();
+    assert!(refused.contains("--device cuda:0: this build is without CUDA"), "{refused}");
+}
+
 #[test]
 fn a_mutant_is_refused_unless_forced() {
     let refused =
