@@ -17,17 +17,14 @@
 #include "common/order.h"
 #include "common/pdl.h"
 
-constexpr int kThreads = kGroupThreads;
+constexpr int kGroups = 2;
+constexpr int kThreads = kGroups * kGroupThreads;
 constexpr int kSimpleThreads = 256;
 
 namespace {
 
-// Tiles of keys on their way, per format. Elsewhere there is less shared memory for as many blocks.
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-constexpr int kDepths[] = {0, 1, 3, 4};
-#else
-constexpr int kDepths[] = {0, 1, 1, 2};
-#endif
+// Tiles of keys on their way, by format: with two blocks a multiprocessor has over 128 KB of them.
+constexpr int kDepths[] = {0, 2, 4, 8};
 template <int kFormat>
 using Keys = Tiles<kFormat, kDepths[kFormat]>;
 
@@ -36,11 +33,13 @@ constexpr int kRingBytes =
     larger(Keys<kIndexBf16>::kRingBytes, larger(Keys<kIndexFp8>::kRingBytes, Keys<kIndexFp4>::kRingBytes));
 
 struct Shared {
+  uint8_t rings[kGroups][kRingBytes];
   Query query;
-  uint8_t ring[kRingBytes];
+  Signals signals[kGroups];
   int token, tile;
   int scratch[kThreads / kWarp];
 };
+static_assert(sizeof(Shared) == 88568, "as src/cuda/ops/index_logits.rs has it");
 
 FL_DEVICE int tiles_of_token(const IndexLogitsParams& p, int t) {
   return t < p.tokens ? tiles_of(visible_keys(p.scores, t)) : 0;
@@ -70,31 +69,74 @@ FL_DEVICE int find_part(const IndexLogitsParams& p, Shared& s) {
   return left;
 }
 
+// Brings bytes into the second-level cache, a line a thread of the grid.
+FL_DEVICE void prefetch(const void* from, int64_t bytes) {
+#if defined(__CUDA_ARCH__)
+  int64_t at = ((int64_t)blockIdx.x * kThreads + threadIdx.x) * 128;
+  if (at < bytes) asm volatile("prefetch.global.L2 [%0];" ::"l"((const char*)from + at));
+#endif
+}
+
+// A lone token's tiles are dealt out one by one, so that page ids can be looked up before its length is known.
+template <int kFormat>
+FL_DEVICE void score_one(const IndexLogitsParams& p, Shared& s) {
+  int group = warp_idx() / 4, first = (int)(blockIdx.x + group * gridDim.x), stride = (int)(kGroups * gridDim.x);
+  QueryPart<kFormat, kThreads / kWarp> part(p.scores, 0);
+  Keys<kFormat> tiles(p.scores, 0, 0, first, stride, p.scores.keys.width, s.rings[group], s.signals[group]);
+  part.write(s.query);
+  __syncthreads();
+  int visible = visible_keys(p.scores, 0);
+  tiles.score(first, tiles_of(visible), visible, s.query, p.logits);
+}
+
 template <int kFormat>
 FL_DEVICE void score_part(const IndexLogitsParams& p, Shared& s) {
-  int left = find_part(p, s);
+  int64_t heads = (int64_t)p.tokens * p.scores.heads;
+  prefetch(p.scores.keys.table, (int64_t)((uint32_t)p.tokens / (uint32_t)p.scores.per_request) * p.scores.keys.width * 4);
+  prefetch(p.scores.codes, heads * IndexShare<kFormat>::kCodeBytes);
+  prefetch(p.scores.scales, heads * IndexShare<kFormat>::kScaleBytes);
+  prefetch(p.scores.weights, heads * 4);
+  int left = find_part(p, s), group = warp_idx() / 4;
   if (left == 0) return;
-  for (int t = s.token, tile = s.tile; left > 0 && t < p.tokens; ++t, tile = 0) {
-    int visible = visible_keys(p.scores, t), end = min(tiles_of(visible), tile + left);
-    if (tile >= end) continue;
-    Keys<kFormat> tiles(p.scores, t, tile, end, 1, visible, s.ring);
-    stage_query<kFormat, kThreads / kWarp>(p.scores, t, s.query);
-    __syncthreads();
-    tiles.score(s.query, p.logits + t * (int64_t)p.scores.keys.width * p.scores.keys.page_rows);
-    left -= end - tile;
-    __syncthreads();
+  // The warpgroup's next tile of token `t`, which may lie beyond it.
+  int tile = s.tile + group, count = (left - group + kGroups - 1) / kGroups;
+  Keys<kFormat> tiles(p.scores, p.tokens, s.token, tile, kGroups, count, s.rings[group], s.signals[group]);
+  for (int t = s.token, begin = s.tile; left > 0 && t < p.tokens; ++t, begin = 0) {
+    int visible = visible_keys(p.scores, t), all = tiles_of(visible), end = min(all, begin + left);
+    if (begin < end) {
+      QueryPart<kFormat, kThreads / kWarp> part(p.scores, t);
+      __syncthreads();  // The query before it is done with.
+      part.write(s.query);
+      __syncthreads();
+      float* logits = p.logits + t * (int64_t)p.scores.keys.width * p.scores.keys.page_rows;
+      tile = tiles.score(tile, end, visible, s.query, logits);
+      left -= end - begin;
+    }
+    tile -= all;
+  }
+}
+
+template <int kFormat>
+FL_DEVICE void score_all(const IndexLogitsParams& p, Shared& s) {
+  if (p.tokens == 1) {
+    score_one<kFormat>(p, s);
+  } else {
+    score_part<kFormat>(p, s);
   }
 }
 
 }  // namespace
 
-FL_KERNEL_BLOCKS(kThreads, 4, index_logits_fast, IndexLogitsParams) {
-  __shared__ __align__(128) Shared s;
+FL_KERNEL_BLOCKS(kThreads, 2, index_logits_fast, IndexLogitsParams) {
+  FL_DYNAMIC_SHARED(shared);
+  Shared& s = *(Shared*)shared;
+  if (threadIdx.x == 0) make_signals(s.signals, kGroups);
   pdl_wait();
+  __syncthreads();
   switch (p.scores.format) {
-    case kIndexBf16: return score_part<kIndexBf16>(p, s);
-    case kIndexFp8: return score_part<kIndexFp8>(p, s);
-    default: return score_part<kIndexFp4>(p, s);
+    case kIndexBf16: return score_all<kIndexBf16>(p, s);
+    case kIndexFp8: return score_all<kIndexFp8>(p, s);
+    default: return score_all<kIndexFp4>(p, s);
   }
 }
 

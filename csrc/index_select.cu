@@ -15,62 +15,74 @@
 namespace {
 
 constexpr int kGroups = kChoiceThreads / kGroupThreads;
-// The warpgroups' rings of keys, then the choice.
-constexpr int kWorkBytes = 65536;
-static_assert(sizeof(Query) == 16640 && sizeof(Choice) <= kWorkBytes, "as src/cuda/ops/index_select.rs has it");
+// Tiles of keys on their way, by format.
+constexpr int kDepths[] = {0, 1, 2, 4};
+template <int kFormat>
+using Keys = Tiles<kFormat, kDepths[kFormat]>;
+
+struct Head {
+  Query query;
+  Signals signals[kGroups];
+};
+// The warpgroups' rings of keys, then the choice; and the scores after it.
+constexpr int kWorkBytes = 71680;
+constexpr int kHeadBytes = 17152;
+static_assert(sizeof(Head) <= kHeadBytes && sizeof(Choice) <= kWorkBytes, "as src/cuda/ops/index_select.rs has it");
 
 template <int kFormat>
-FL_DEVICE void score_segment(const IndexScores& p, int64_t t, const Segment& segment, int visible, Query& query, uint8_t* rings,
+FL_DEVICE void score_segment(const IndexScores& p, int64_t t, const Segment& segment, int visible, Head& head, uint8_t* rings,
                              float* scores) {
-  int first = segment.first / kGroupRows + warp_idx() / 4, end = tiles_of(segment.first + segment.count);
-  using Keys = Tiles<kFormat, 1>;
-  static_assert(kGroups * Keys::kRingBytes <= kWorkBytes, "a ring for each warpgroup");
-  Keys tiles(p, t, first, end, kGroups, visible, rings + warp_idx() / 4 * Keys::kRingBytes);
-  stage_query<kFormat, kChoiceWarps>(p, t, query);
+  static_assert(kGroups * Keys<kFormat>::kRingBytes <= kWorkBytes, "a ring for each warpgroup");
+  int group = warp_idx() / 4, end = tiles_of(segment.first + segment.count), first = segment.first / kGroupRows + group;
+  QueryPart<kFormat, kChoiceWarps> part(p, t);
+  Keys<kFormat> tiles(p, 0, (int)t, first, kGroups, (end - first + kGroups - 1) / kGroups, rings + group * Keys<kFormat>::kRingBytes,
+                      head.signals[group]);
+  part.write(head.query);
   __syncthreads();
-  tiles.score(query, scores - segment.first);
+  tiles.score(first, end, visible, head.query, scores - segment.first);
 }
 
-template <bool kSimple>
+template <bool kSimple, int kBlocks>
 FL_DEVICE void select(const IndexSelectParams& p, unsigned char* shared) {
-  int64_t t = blockIdx.x / kClusterBlocks;
-  int rank = (int)(blockIdx.x % kClusterBlocks), visible = visible_keys(p.scores, t);
+  Head& head = *(Head*)shared;
+  uint8_t* work = shared + kHeadBytes;
+  Choice& choice = *(Choice*)work;
+  float* scores = (float*)(work + kWorkBytes);
+  if (!kSimple && threadIdx.x == 0) make_signals(head.signals, kGroups);
+  pdl_wait();
+  __syncthreads();
+  int64_t t = blockIdx.x / kBlocks;
+  int rank = (int)(blockIdx.x % kBlocks), visible = visible_keys(p.scores, t);
   int32_t* selected = p.selected + t * p.k;
   if (visible <= p.k) {
     if (rank == 0) take_all(visible, p.k, selected);
     return;
   }
-  Query& query = *(Query*)shared;
-  uint8_t* work = shared + sizeof(Query);
-  Choice& choice = *(Choice*)work;
-  float* scores = (float*)(shared + sizeof(Query) + kWorkBytes);
-  int part = tiles_of((visible + kClusterBlocks - 1) / kClusterBlocks) * kGroupRows, first = min(visible, rank * part);
+  int part = tiles_of((visible + kBlocks - 1) / kBlocks) * kGroupRows, first = min(visible, rank * part);
   Segment segment{scores, first, min(part, visible - first), true};
   if (kSimple) {
     for (int i = threadIdx.x; i < segment.count; i += kChoiceThreads) scores[i] = score_row(p.scores, t, first + i);
   } else if (segment.count > 0) {
     switch (p.scores.format) {
-      case kIndexBf16: score_segment<kIndexBf16>(p.scores, t, segment, visible, query, work, scores); break;
-      case kIndexFp8: score_segment<kIndexFp8>(p.scores, t, segment, visible, query, work, scores); break;
-      default: score_segment<kIndexFp4>(p.scores, t, segment, visible, query, work, scores);
+      case kIndexBf16: score_segment<kIndexBf16>(p.scores, t, segment, visible, head, work, scores); break;
+      case kIndexFp8: score_segment<kIndexFp8>(p.scores, t, segment, visible, head, work, scores); break;
+      default: score_segment<kIndexFp4>(p.scores, t, segment, visible, head, work, scores);
     }
   }
   __syncthreads();
   prepare(choice);
   __syncthreads();
-  choose<kClusterBlocks>(segment, visible, rank, p.k, selected, choice);
+  choose<kBlocks>(segment, visible, rank, p.k, selected, choice);
 }
 
 }  // namespace
 
 FL_KERNEL_CLUSTER(kChoiceThreads, 1, kClusterBlocks, index_select_fast, IndexSelectParams) {
   FL_DYNAMIC_SHARED(shared);
-  pdl_wait();
-  select<false>(p, shared);
+  select<false, kClusterBlocks>(p, shared);
 }
 
 FL_KERNEL_CLUSTER(kChoiceThreads, 1, kClusterBlocks, index_select_simple, IndexSelectParams) {
   FL_DYNAMIC_SHARED(shared);
-  pdl_wait();
-  select<true>(p, shared);
+  select<true, kClusterBlocks>(p, shared);
 }

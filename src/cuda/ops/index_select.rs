@@ -1,7 +1,7 @@
 //! Launch of `index_select`, by either reader.
 
 use super::IndexReader;
-use super::index_logits::scores;
+use super::index_logits::{TILE, scores};
 use crate::cuda::bindings::Bound;
 use crate::cuda::ffi::IndexSelectParams;
 use crate::cuda::launch::Params;
@@ -12,10 +12,8 @@ use crate::ops::{Dtype, IndexSelect};
 const CLUSTER: usize = 8;
 const MAX_SEGMENT: usize = 4096;
 const THREADS: u32 = 512;
-/// Rows of a tile, of which each block takes whole ones.
-const TILE: usize = 64;
-/// `Query` and the working space of the kernel; the scores follow.
-const SHARED: usize = 16_640 + 65_536;
+/// `Head` and the working space of the kernel; the scores follow.
+const SHARED: usize = 17_152 + 71_680;
 
 // SAFETY: generated from the kernels' header; gaps are explicit.
 unsafe impl Params for IndexSelectParams {}
@@ -30,8 +28,8 @@ pub(super) fn launch(op: &IndexSelect, b: &Bound<'_>, reader: IndexReader) -> Re
         pad: 0,
     };
     let kernel = match reader {
-        IndexReader::Simple => Kernel::IndexSelectSimple,
-        IndexReader::Fast => Kernel::IndexSelectFast,
+        IndexReader::Fast if op.keys.page_rows == TILE => Kernel::IndexSelectFast,
+        _ => Kernel::IndexSelectSimple,
     };
     let segment = op.keys.max_rows().div_ceil(CLUSTER).next_multiple_of(TILE);
     Ok(Launch::new(kernel, [CLUSTER * rows, 1, 1], THREADS, SHARED + 4 * segment, &params))
