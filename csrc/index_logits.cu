@@ -83,6 +83,8 @@ FL_DEVICE void score_one(const IndexLogitsParams& p, Shared& s) {
   int group = warp_idx() / 4, first = (int)(blockIdx.x + group * gridDim.x), stride = (int)(kGroups * gridDim.x);
   QueryPart<kFormat, kThreads / kWarp> part(p.scores, 0);
   Keys<kFormat> tiles(p.scores, 0, 0, first, stride, p.scores.keys.width, s.rings[group], s.signals[group]);
+  __syncthreads();
+  tiles.start();
   part.write(s.query);
   __syncthreads();
   int visible = visible_keys(p.scores, 0);
@@ -101,6 +103,7 @@ FL_DEVICE void score_part(const IndexLogitsParams& p, Shared& s) {
   // The warpgroup's next tile of token `t`, which may lie beyond it.
   int tile = s.tile + group, count = (left - group + kGroups - 1) / kGroups;
   Keys<kFormat> tiles(p.scores, p.tokens, s.token, tile, kGroups, count, s.rings[group], s.signals[group]);
+  tiles.start();
   for (int t = s.token, begin = s.tile; left > 0 && t < p.tokens; ++t, begin = 0) {
     int visible = visible_keys(p.scores, t), all = tiles_of(visible), end = min(all, begin + left);
     if (begin < end) {
@@ -130,9 +133,8 @@ FL_DEVICE void score_all(const IndexLogitsParams& p, Shared& s) {
 FL_KERNEL_BLOCKS(kThreads, 2, index_logits_fast, IndexLogitsParams) {
   FL_DYNAMIC_SHARED(shared);
   Shared& s = *(Shared*)shared;
-  if (threadIdx.x == 0) make_signals(s.signals, kGroups);
+  if (threadIdx.x == kWarp) make_signals(s.signals, kGroups);  // The first warp looks up pages meanwhile.
   pdl_wait();
-  __syncthreads();
   switch (p.scores.format) {
     case kIndexBf16: return score_all<kIndexBf16>(p, s);
     case kIndexFp8: return score_all<kIndexFp8>(p, s);

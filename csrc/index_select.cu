@@ -15,8 +15,14 @@
 namespace {
 
 constexpr int kGroups = kChoiceThreads / kGroupThreads;
-// Tiles of keys on their way, by format.
-constexpr int kDepths[] = {0, 1, 2, 4};
+// Tiles of keys on their way, by format, and the bytes of the warpgroups' rings, where the choice is made afterwards.
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+constexpr int kDepths[] = {0, 1, 3, 6};
+constexpr int kWorkBytes = 107520;
+#else
+constexpr int kDepths[] = {0, 1, 1, 2};
+constexpr int kWorkBytes = 66048;
+#endif
 template <int kFormat>
 using Keys = Tiles<kFormat, kDepths[kFormat]>;
 
@@ -24,8 +30,6 @@ struct Head {
   Query query;
   Signals signals[kGroups];
 };
-// The warpgroups' rings of keys, then the choice; and the scores after it.
-constexpr int kWorkBytes = 71680;
 constexpr int kHeadBytes = 17152;
 static_assert(sizeof(Head) <= kHeadBytes && sizeof(Choice) <= kWorkBytes, "as src/cuda/ops/index_select.rs has it");
 
@@ -37,6 +41,8 @@ FL_DEVICE void score_segment(const IndexScores& p, int64_t t, const Segment& seg
   QueryPart<kFormat, kChoiceWarps> part(p, t);
   Keys<kFormat> tiles(p, 0, (int)t, first, kGroups, (end - first + kGroups - 1) / kGroups, rings + group * Keys<kFormat>::kRingBytes,
                       head.signals[group]);
+  __syncthreads();
+  tiles.start();
   part.write(head.query);
   __syncthreads();
   tiles.score(first, end, visible, head.query, scores - segment.first);
@@ -48,9 +54,8 @@ FL_DEVICE void select(const IndexSelectParams& p, unsigned char* shared) {
   uint8_t* work = shared + kHeadBytes;
   Choice& choice = *(Choice*)work;
   float* scores = (float*)(work + kWorkBytes);
-  if (!kSimple && threadIdx.x == 0) make_signals(head.signals, kGroups);
+  if (!kSimple && threadIdx.x == kWarp) make_signals(head.signals, kGroups);
   pdl_wait();
-  __syncthreads();
   int64_t t = blockIdx.x / kBlocks;
   int rank = (int)(blockIdx.x % kBlocks), visible = visible_keys(p.scores, t);
   int32_t* selected = p.selected + t * p.k;
@@ -77,12 +82,22 @@ FL_DEVICE void select(const IndexSelectParams& p, unsigned char* shared) {
 
 }  // namespace
 
-FL_KERNEL_CLUSTER(kChoiceThreads, 1, kClusterBlocks, index_select_fast, IndexSelectParams) {
+FL_KERNEL_CLUSTER(kChoiceThreads, 1, 2, index_select_fast_2, IndexSelectParams) {
   FL_DYNAMIC_SHARED(shared);
-  select<false, kClusterBlocks>(p, shared);
+  select<false, 2>(p, shared);
 }
 
-FL_KERNEL_CLUSTER(kChoiceThreads, 1, kClusterBlocks, index_select_simple, IndexSelectParams) {
+FL_KERNEL_CLUSTER(kChoiceThreads, 1, 4, index_select_fast_4, IndexSelectParams) {
   FL_DYNAMIC_SHARED(shared);
-  select<true, kClusterBlocks>(p, shared);
+  select<false, 4>(p, shared);
+}
+
+FL_KERNEL_CLUSTER(kChoiceThreads, 1, 8, index_select_fast_8, IndexSelectParams) {
+  FL_DYNAMIC_SHARED(shared);
+  select<false, 8>(p, shared);
+}
+
+FL_KERNEL_CLUSTER(kChoiceThreads, 1, 8, index_select_simple, IndexSelectParams) {
+  FL_DYNAMIC_SHARED(shared);
+  select<true, 8>(p, shared);
 }

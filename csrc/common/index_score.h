@@ -106,13 +106,16 @@ struct Tiles {
   Place at;
   int taken_parity = 0;
 
-  // From tile `tile` of token `token` on, `count` tiles at most. The first page ids may be looked up before the token's length
-  // is known.
+  // From tile `tile` of token `token` on, `count` tiles at most. The first pages are looked up, for which a lone token's length
+  // need not be known yet.
   FL_DEVICE Tiles(const IndexScores& p, int tokens, int token, int tile, int stride, int count, uint8_t* ring, Signals& signals)
       : p(p), ring(ring), signals(signals), tokens(tokens), stride(stride), count(count), token(token), tile(tile + lane_idx() * stride) {
-    if (warp_idx() % 4 != 0) return;
-    look_up();
-    if (lane_idx() < min(kDepth, count)) fetch(lane_idx());
+    if (warp_idx() % 4 == 0) look_up();
+  }
+
+  // Once the signals are made.
+  FL_DEVICE void start() {
+    if (warp_idx() % 4 == 0 && lane_idx() < min(kDepth, count)) fetch(lane_idx());
   }
 
   FL_DEVICE void look_up() {
@@ -147,16 +150,18 @@ struct Tiles {
     if (runs > 0) copy_bulk(to_scales, scales, runs, full);
   }
 
-  // Once all threads have taken the keys of a slot.
-  FL_DEVICE void refill(int slot) {
-    if (warp_idx() % 4 != 0) return;
-    if (next % kWarp == 0) {
-      tile += kWarp * stride;
-      look_up();
+  // Goes on to the next slot; once all threads have taken the keys of the last one, it is filled again.
+  FL_DEVICE void refill() {
+    if (warp_idx() % 4 == 0) {
+      if (next % kWarp == 0) {
+        tile += kWarp * stride;
+        look_up();
+      }
+      barrier_wait(&signals.taken, taken_parity);
+      if (lane_idx() == next % kWarp && next < count) fetch(at.slot);
+      ++next, taken_parity ^= 1;
     }
-    barrier_wait(&signals.taken, taken_parity);
-    if (lane_idx() == next % kWarp && next < count) fetch(slot);
-    ++next;
+    at.next(kDepth);
   }
 
   // The first of the rows of a tile that this lane has in the matrix fragments; the second follows.
@@ -174,9 +179,6 @@ struct Tiles {
       keys[0].scale = scales.x, keys[1].scale = scales.y;
     }
     barrier_arrive(&signals.taken);
-    refill(at.slot);
-    taken_parity ^= 1;
-    at.next(kDepth);
     return there;
   }
 
@@ -191,8 +193,17 @@ struct Tiles {
     for (; tile < end; tile += stride) {
       Share keys[2];
       bool there = take(keys);
-      float sums[2];
-      multiply(keys, query, weights, sums);
+      uint32_t left[Share::kSteps][4];
+#pragma unroll
+      for (int step = 0; step < Share::kSteps; ++step) {
+        keys[0].pairs(step, left[step][0], left[step][2]);
+        keys[1].pairs(step, left[step][1], left[step][3]);
+      }
+      float c[8][4], sums[2];
+      warpgroup_multiply<Share::kHalf>(c, left, query.columns);
+      refill();  // While the matrix unit works.
+      warpgroup_wait(c, left);
+      add_heads(c, weights, sums);
       int row = tile * kGroupRows + own_row();
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
@@ -202,26 +213,16 @@ struct Tiles {
     return tile;
   }
 
-  FL_DEVICE static void multiply(const Share (&keys)[2], const Query& query, const float2 (&weights)[8], float (&sums)[2]) {
-    uint32_t left[Share::kSteps][4];
+  // By head in a lane, then over the four lanes of a row.
+  FL_DEVICE static void add_heads(const float (&c)[8][4], const float2 (&weights)[8], float (&sums)[2]) {
 #pragma unroll
-    for (int step = 0; step < Share::kSteps; ++step) {
-      keys[0].pairs(step, left[step][0], left[step][2]);
-      keys[1].pairs(step, left[step][1], left[step][3]);
-    }
-    float c[8][4];
-    warpgroup_multiply<Share::kHalf>(c, left, query.columns);
-    sums[0] = sums[1] = 0.0f;
+    for (int i = 0; i < 2; ++i) {
+      sums[i] = 0.0f;
 #pragma unroll
-    for (int n = 0; n < 8; ++n) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
+      for (int n = 0; n < 8; ++n) {
         sums[i] = fmaf(weights[n].x, relu(c[n][2 * i]), sums[i]);
         sums[i] = fmaf(weights[n].y, relu(c[n][2 * i + 1]), sums[i]);
       }
-    }
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
       sums[i] += __shfl_xor_sync(kFullMask, sums[i], 1);
       sums[i] += __shfl_xor_sync(kFullMask, sums[i], 2);
     }

@@ -44,7 +44,7 @@ FL_DEVICE void wgmma_64x64x16(float (&c)[8][4], const uint32_t (&a)[4], uint64_t
 }
 #endif
 
-// c = rows x columns over 16 kSteps elements, f16 or bf16.
+// c = rows x columns over 16 kSteps elements, f16 or bf16. The sums are there after `warpgroup_wait`.
 template <bool kHalf, int kSteps>
 FL_DEVICE void warpgroup_multiply(float (&c)[8][4], const uint32_t (&a)[kSteps][4], const uint16_t* columns) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -54,13 +54,7 @@ FL_DEVICE void warpgroup_multiply(float (&c)[8][4], const uint32_t (&a)[kSteps][
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
   for (int s = 0; s < kSteps; ++s) wgmma_64x64x16<kHalf>(c, a[s], at + s * (2 * 1024 >> 4), s);
-  asm volatile("wgmma.commit_group.sync.aligned;\n wgmma.wait_group.sync.aligned 0;" ::: "memory");
-#pragma unroll
-  for (int n = 0; n < 8; ++n) {
-    // The sums arrive at the wait; nothing that uses them may move before it.
-#pragma unroll
-    for (int i = 0; i < 4; ++i) asm volatile("" : "+f"(c[n][i])::"memory");
-  }
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 #else
 #pragma unroll
   for (int n = 0; n < 8; ++n) c[n][0] = c[n][1] = c[n][2] = c[n][3] = 0.0f;
@@ -75,6 +69,24 @@ FL_DEVICE void warpgroup_multiply(float (&c)[8][4], const uint32_t (&a)[kSteps][
       mma_16x8x16<kHalf>(c[n], a[s], left);
       mma_16x8x16<kHalf>(c[n + 1], a[s], right);
     }
+  }
+#endif
+}
+
+template <int kSteps>
+FL_DEVICE void warpgroup_wait(float (&c)[8][4], const uint32_t (&a)[kSteps][4]) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+#pragma unroll
+  for (int s = 0; s < kSteps; ++s) {
+    // The registers of `a` are not for others until now.
+    asm volatile("" ::"r"(a[s][0]), "r"(a[s][1]), "r"(a[s][2]), "r"(a[s][3]));
+  }
+#pragma unroll
+  for (int n = 0; n < 8; ++n) {
+    // The sums arrive at the wait; nothing that uses them may move before it.
+#pragma unroll
+    for (int i = 0; i < 4; ++i) asm volatile("" : "+f"(c[n][i])::"memory");
   }
 #endif
 }
