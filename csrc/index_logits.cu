@@ -36,56 +36,37 @@ struct Shared {
   uint8_t rings[kGroups][kRingBytes];
   Query query;
   Signals signals[kGroups];
-  int token, tile;
-  int scratch[kThreads / kWarp];
 };
-static_assert(sizeof(Shared) == 88568, "as src/cuda/ops/index_logits.rs has it");
+static_assert(sizeof(Shared) == 88528, "as src/cuda/ops/index_logits.rs has it");
 
-FL_DEVICE int tiles_of_token(const IndexLogitsParams& p, int t) {
-  return t < p.tokens ? tiles_of(visible_keys(p.scores, t)) : 0;
-}
+// A block's part of the line of all tokens' tiles: where it begins, and of how many tiles it is.
+struct Part {
+  int token, tile, count;
+};
 
-// Cuts the line of all tokens' tiles; how many tiles are this block's, and in `s` where they begin.
-FL_DEVICE int find_part(const IndexLogitsParams& p, Shared& s) {
-  int total, mine = tiles_of_token(p, threadIdx.x), from = block_exclusive_sum<kThreads>(mine, total, s.scratch);
-  int line = total;
-  for (int start = kThreads; start < p.tokens; start += kThreads) {
-    int others;
-    block_exclusive_sum<kThreads>(tiles_of_token(p, start + (int)threadIdx.x), others, s.scratch);
-    line += others;
-  }
-  int part = (line + (int)gridDim.x - 1) / (int)gridDim.x, first = (int)blockIdx.x * part, left = min(part, line - first);
-  if (left <= 0) return 0;
-  for (int start = 0;;) {
-    if (from <= first && first < from + mine) s.token = start + (int)threadIdx.x, s.tile = first - from;
-    int before = total;
-    start += kThreads;
-    if (before > first || start >= p.tokens) break;
-    mine = tiles_of_token(p, start + (int)threadIdx.x);
-    from = before + block_exclusive_sum<kThreads>(mine, total, s.scratch);
-    total += before;
-  }
-  __syncthreads();
-  return left;
-}
-
-// Brings bytes into the second-level cache, a line a thread of the grid.
-FL_DEVICE void prefetch(const void* from, int64_t bytes) {
-#if defined(__CUDA_ARCH__)
-  int64_t at = ((int64_t)blockIdx.x * kThreads + threadIdx.x) * 128;
-  if (at < bytes) asm volatile("prefetch.global.L2 [%0];" ::"l"((const char*)from + at));
-#endif
+// Each warp by itself: a lane adds up the tiles of some tokens.
+FL_DEVICE Part find_part(const IndexLogitsParams& p) {
+  int each = (p.tokens + kWarp - 1) / kWarp, begin = lane_idx() * each, sum = 0, line;
+#pragma unroll 4
+  for (int t = begin; t < min(begin + each, p.tokens); ++t) sum += tiles_of(visible_keys(p.scores, t));
+  int from = warp_exclusive_sum(sum, line), share = (line + (int)gridDim.x - 1) / (int)gridDim.x;
+  int first = (int)blockIdx.x * share, count = min(share, line - first);
+  if (count <= 0) return Part{0, 0, 0};
+  int lane = __ffs((int)__ballot_sync(kFullMask, from <= first && first < from + sum)) - 1;
+  int token = lane * each, tile = first - __shfl_sync(kFullMask, from, lane);
+  for (int others; token < p.tokens && (others = tiles_of(visible_keys(p.scores, token))) <= tile; ++token) tile -= others;
+  return Part{token, tile, count};
 }
 
 // A lone token's tiles are dealt out one by one, so that page ids can be looked up before its length is known.
 template <int kFormat>
 FL_DEVICE void score_one(const IndexLogitsParams& p, Shared& s) {
   int group = warp_idx() / 4, first = (int)(blockIdx.x + group * gridDim.x), stride = (int)(kGroups * gridDim.x);
-  QueryPart<kFormat, kThreads / kWarp> part(p.scores, 0);
+  QueryPart<kFormat, kThreads / kWarp> query(p.scores, 0);
   Keys<kFormat> tiles(p.scores, 0, 0, first, stride, p.scores.keys.width, s.rings[group], s.signals[group]);
   __syncthreads();
   tiles.start();
-  part.write(s.query);
+  query.write(s.query);
   __syncthreads();
   int visible = visible_keys(p.scores, 0);
   tiles.score(first, tiles_of(visible), visible, s.query, p.logits);
@@ -93,29 +74,28 @@ FL_DEVICE void score_one(const IndexLogitsParams& p, Shared& s) {
 
 template <int kFormat>
 FL_DEVICE void score_part(const IndexLogitsParams& p, Shared& s) {
-  int64_t heads = (int64_t)p.tokens * p.scores.heads;
-  prefetch(p.scores.keys.table, (int64_t)((uint32_t)p.tokens / (uint32_t)p.scores.per_request) * p.scores.keys.width * 4);
-  prefetch(p.scores.codes, heads * IndexShare<kFormat>::kCodeBytes);
-  prefetch(p.scores.scales, heads * IndexShare<kFormat>::kScaleBytes);
-  prefetch(p.scores.weights, heads * 4);
-  int left = find_part(p, s), group = warp_idx() / 4;
-  if (left == 0) return;
-  // The warpgroup's next tile of token `t`, which may lie beyond it.
-  int tile = s.tile + group, count = (left - group + kGroups - 1) / kGroups;
-  Keys<kFormat> tiles(p.scores, p.tokens, s.token, tile, kGroups, count, s.rings[group], s.signals[group]);
+  Part part = find_part(p);
+  if (part.count == 0) return;
+  int group = warp_idx() / 4, count = (part.count - group + kGroups - 1) / kGroups;
+  // The warpgroup's next tile of token `t`, which may lie beyond it; and the block's first of that token.
+  int t = part.token, tile = part.tile + group, begin = part.tile;
+  QueryPart<kFormat, kThreads / kWarp> query(p.scores, t);
+  Keys<kFormat> tiles(p.scores, p.tokens, t, tile, kGroups, count, s.rings[group], s.signals[group]);
+  __syncthreads();
   tiles.start();
-  for (int t = s.token, begin = s.tile; left > 0 && t < p.tokens; ++t, begin = 0) {
+  for (int left = part.count;;) {
+    query.write(s.query);
+    __syncthreads();
     int visible = visible_keys(p.scores, t), all = tiles_of(visible), end = min(all, begin + left);
-    if (begin < end) {
-      QueryPart<kFormat, kThreads / kWarp> part(p.scores, t);
-      __syncthreads();  // The query before it is done with.
-      part.write(s.query);
-      __syncthreads();
-      float* logits = p.logits + t * (int64_t)p.scores.keys.width * p.scores.keys.page_rows;
-      tile = tiles.score(tile, end, visible, s.query, logits);
-      left -= end - begin;
-    }
-    tile -= all;
+    float* logits = p.logits + t * (int64_t)p.scores.keys.width * p.scores.keys.page_rows;
+    tile = tiles.score(tile, end, visible, s.query, logits) - all;
+    left -= end - begin, begin = 0;
+    do {
+      ++t;
+    } while (t < p.tokens && visible_keys(p.scores, t) == 0);
+    if (left <= 0 || t >= p.tokens) return;
+    query = QueryPart<kFormat, kThreads / kWarp>(p.scores, t);
+    __syncthreads();  // The query before it is done with.
   }
 }
 

@@ -15,13 +15,16 @@
 namespace {
 
 constexpr int kGroups = kChoiceThreads / kGroupThreads;
-// Tiles of keys on their way, by format, and the bytes of the warpgroups' rings, where the choice is made afterwards.
+// Tiles of keys on their way, by format; bytes of the warpgroups' rings, where the choice is made afterwards; rows among which
+// one block chooses alone.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 constexpr int kDepths[] = {0, 1, 3, 6};
 constexpr int kWorkBytes = 107520;
+constexpr int kAlone = 8192;
 #else
 constexpr int kDepths[] = {0, 1, 1, 2};
 constexpr int kWorkBytes = 66048;
+constexpr int kAlone = 4096;
 #endif
 template <int kFormat>
 using Keys = Tiles<kFormat, kDepths[kFormat]>;
@@ -33,19 +36,21 @@ struct Head {
 constexpr int kHeadBytes = 17152;
 static_assert(sizeof(Head) <= kHeadBytes && sizeof(Choice) <= kWorkBytes, "as src/cuda/ops/index_select.rs has it");
 
+// Scores rows first .. first + count - 1 into `scores`, by row.
 template <int kFormat>
-FL_DEVICE void score_segment(const IndexScores& p, int64_t t, const Segment& segment, int visible, Head& head, uint8_t* rings,
+FL_DEVICE void score_segment(const IndexScores& p, int64_t t, int first, int count, int visible, Head& head, uint8_t* rings,
                              float* scores) {
   static_assert(kGroups * Keys<kFormat>::kRingBytes <= kWorkBytes, "a ring for each warpgroup");
-  int group = warp_idx() / 4, end = tiles_of(segment.first + segment.count), first = segment.first / kGroupRows + group;
-  QueryPart<kFormat, kChoiceWarps> part(p, t);
-  Keys<kFormat> tiles(p, 0, (int)t, first, kGroups, (end - first + kGroups - 1) / kGroups, rings + group * Keys<kFormat>::kRingBytes,
+  int group = warp_idx() / 4, tile = first / kGroupRows + group, end = tiles_of(first + count);
+  QueryPart<kFormat, kChoiceWarps> query(p, t);
+  Keys<kFormat> tiles(p, 0, (int)t, tile, kGroups, (end - tile + kGroups - 1) / kGroups, rings + group * Keys<kFormat>::kRingBytes,
                       head.signals[group]);
   __syncthreads();
   tiles.start();
-  part.write(head.query);
+  query.write(head.query);
   __syncthreads();
-  tiles.score(first, end, visible, head.query, scores - segment.first);
+  cluster_wait();
+  tiles.score(tile, end, visible, head.query, scores);
 }
 
 template <bool kSimple, int kBlocks>
@@ -63,21 +68,34 @@ FL_DEVICE void select(const IndexSelectParams& p, unsigned char* shared) {
     if (rank == 0) take_all(visible, p.k, selected);
     return;
   }
+  cluster_arrive();  // Others may write to this block's memory.
   int part = tiles_of((visible + kBlocks - 1) / kBlocks) * kGroupRows, first = min(visible, rank * part);
-  Segment segment{scores, first, min(part, visible - first), true};
-  if (kSimple) {
-    for (int i = threadIdx.x; i < segment.count; i += kChoiceThreads) scores[i] = score_row(p.scores, t, first + i);
-  } else if (segment.count > 0) {
+  int count = min(part, visible - first);
+  bool alone = visible <= kAlone;
+  float* to = alone ? (float*)cluster_peer(scores, 0) : scores - first;
+  if (kSimple || count == 0) {
+    cluster_wait();
+    for (int i = threadIdx.x; i < count; i += kChoiceThreads) to[first + i] = score_row(p.scores, t, first + i);
+  } else {
     switch (p.scores.format) {
-      case kIndexBf16: score_segment<kIndexBf16>(p.scores, t, segment, visible, head, work, scores); break;
-      case kIndexFp8: score_segment<kIndexFp8>(p.scores, t, segment, visible, head, work, scores); break;
-      default: score_segment<kIndexFp4>(p.scores, t, segment, visible, head, work, scores);
+      case kIndexBf16: score_segment<kIndexBf16>(p.scores, t, first, count, visible, head, work, to); break;
+      case kIndexFp8: score_segment<kIndexFp8>(p.scores, t, first, count, visible, head, work, to); break;
+      default: score_segment<kIndexFp4>(p.scores, t, first, count, visible, head, work, to);
     }
   }
-  __syncthreads();
+  if (alone) {
+    cluster_sync();
+    if (rank > 0) return;
+  } else {
+    __syncthreads();
+  }
   prepare(choice);
   __syncthreads();
-  choose<kBlocks>(segment, visible, rank, p.k, selected, choice);
+  if (alone) {
+    choose<1>(Segment{scores, 0, visible, true}, visible, 0, p.k, selected, choice);
+  } else {
+    choose<kBlocks>(Segment{scores, first, count, true}, visible, rank, p.k, selected, choice);
+  }
 }
 
 }  // namespace

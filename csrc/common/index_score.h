@@ -89,22 +89,24 @@ template <int kFormat, int kDepth>
 struct Tiles {
   using Share = IndexShare<kFormat>;
   // Rows 32 .. 63 lie 64 bytes further than rows 0 .. 31 would have them, so that the quarters of two rows, one of each half, are
-  // in banks of their own.
-  static constexpr int kHalfBytes = kGroupRows / 2 * Share::kCodeBytes + 64;
-  static constexpr int kSlotBytes = 2 * kHalfBytes + kGroupRows * 4;
+  // in banks of their own. The scales follow them, as in the page.
+  static constexpr int kHalfCodes = kGroupRows / 2 * Share::kCodeBytes, kUpper = kHalfCodes + 64, kScales = kUpper + kHalfCodes;
+  static constexpr int kScaleBytes = kGroupRows * Share::kScaleBytes;
+  static constexpr int kSlotBytes = (kScales + kScaleBytes + 127) / 128 * 128;
   static constexpr int kRingBytes = kDepth * kSlotBytes;
-  static_assert(kDepth <= kMostTiles && kSlotBytes % 128 == 0, "signals for each slot");
+  // Whether registers have room for the next keys while those before are multiplied.
+  static constexpr bool kAhead = kMultipliesAside && kFormat != kIndexBf16;
+  static_assert(kDepth <= kMostTiles, "signals for each slot");
 
   const IndexScores& p;
   uint8_t* ring;
   Signals& signals;
   int tokens;  // Where the line ends; 0 if it is one token's tiles.
-  int stride, count, next = kDepth;
-  // The lane's next tile: where, of how many rows, and its page id as the table has it.
+  int stride, count;
+  uint32_t taken = 0;  // Tiles, by this thread.
+  // The lane's next tile: where, of how many rows, and its page, none if that is masked.
   int token, tile, rows;
-  int32_t id;
-  Place at;
-  int taken_parity = 0;
+  const uint8_t* page;
 
   // From tile `tile` of token `token` on, `count` tiles at most. The first pages are looked up, for which a lone token's length
   // need not be known yet.
@@ -124,105 +126,129 @@ struct Tiles {
       if (tile < others) break;
       tile -= others, ++token;
     }
-    id = -1, rows = 0;
+    page = nullptr, rows = 0;
     if (tile >= p.keys.width || (tokens > 0 && token >= tokens)) return;
-    id = p.keys.table[(int64_t)((uint32_t)token / (uint32_t)p.per_request) * p.keys.width + tile];
+    int32_t id = p.keys.table[(int64_t)((uint32_t)token / (uint32_t)p.per_request) * p.keys.width + tile];
+    if (id >= 0 && id < p.keys.pages) page = p.keys.pool + id * index_page_bytes(kFormat, kGroupRows);
     rows = min(kGroupRows, visible_keys(p, token) - tile * kGroupRows);
   }
 
   // Asks for the lane's tile.
   FL_DEVICE void fetch(int slot) {
-    if (rows <= 0) return;
-    uint8_t *to = ring + slot * kSlotBytes, *to_scales = to + 2 * kHalfBytes;
+    uint8_t* to = ring + slot * kSlotBytes;
     uint64_t* full = signals.full + slot;
-    bool there = id >= 0 && id < p.keys.pages;
-    signals.there[slot] = there;
-    if (!there) return barrier_arrive(full);
-    const uint8_t* page = p.keys.pool + id * index_page_bytes(kFormat, kGroupRows);
-    const uint8_t* scales = page + kGroupRows * Share::kCodeBytes;
-    // Nothing of rows that are not visible is read: the last scales are no whole run.
-    int runs = Share::kScaleBytes == 0 ? 0 : rows / 4 * 16, lower = min(rows, kGroupRows / 2);
-#pragma unroll 1
-    for (int r = rows / 4 * 4; Share::kScaleBytes > 0 && r < rows; ++r) ((uint32_t*)to_scales)[r] = ((const uint32_t*)scales)[r];
-    barrier_expect(full, rows * Share::kCodeBytes + runs);
-    copy_bulk(to, page, lower * Share::kCodeBytes, full);
-    if (rows > lower) copy_bulk(to + kHalfBytes, page + lower * Share::kCodeBytes, (rows - lower) * Share::kCodeBytes, full);
-    if (runs > 0) copy_bulk(to_scales, scales, runs, full);
+    if (rows <= 0) return;
+    signals.there[slot] = page != nullptr;
+    if (page == nullptr) {
+      barrier_arrive(full);
+    } else if (rows == kGroupRows) {
+      barrier_expect(full, 2 * kHalfCodes + kScaleBytes);
+      copy_bulk(to, page, kHalfCodes, full);
+      copy_bulk(to + kUpper, page + kHalfCodes, kHalfCodes + kScaleBytes, full);
+    } else {
+      fetch_some(to, full);
+    }
   }
 
-  // Goes on to the next slot; once all threads have taken the keys of the last one, it is filled again.
+  // Nothing of rows that are not visible is read: the last scales are no whole run.
+  FL_DEVICE void fetch_some(uint8_t* to, uint64_t* full) {
+    const uint8_t* scales = page + 2 * kHalfCodes;
+    int runs = rows * Share::kScaleBytes / 16 * 16, lower = min(rows, kGroupRows / 2);
+#pragma unroll 1
+    for (int at = runs; at < rows * Share::kScaleBytes; at += 4) *(uint32_t*)(to + kScales + at) = *(const uint32_t*)(scales + at);
+    barrier_expect(full, rows * Share::kCodeBytes + runs);
+    copy_bulk(to, page, lower * Share::kCodeBytes, full);
+    if (rows > lower) copy_bulk(to + kUpper, page + kHalfCodes, (rows - lower) * Share::kCodeBytes, full);
+    if (runs > 0) copy_bulk(to + kScales, scales, runs, full);
+  }
+
+  // Once all threads have taken the last keys, their slot is filled again.
   FL_DEVICE void refill() {
-    if (warp_idx() % 4 == 0) {
-      if (next % kWarp == 0) {
-        tile += kWarp * stride;
-        look_up();
-      }
-      barrier_wait(&signals.taken, taken_parity);
-      if (lane_idx() == next % kWarp && next < count) fetch(at.slot);
-      ++next, taken_parity ^= 1;
+    if (warp_idx() % 4 != 0) return;
+    uint32_t next = taken - 1 + kDepth;
+    if (next % kWarp == 0) {
+      tile += kWarp * stride;
+      look_up();
     }
-    at.next(kDepth);
+    barrier_wait(&signals.taken, (int)((taken - 1) % 2));
+    if (lane_idx() == (int)(next % kWarp) && (int)next < count) fetch((int)(next % kDepth));
   }
 
   // The first of the rows of a tile that this lane has in the matrix fragments; the second follows.
   FL_DEVICE static int own_row() { return 32 * (lane_idx() / 4 % 2) + 8 * (warp_idx() % 4) + lane_idx() / 8 * 2; }
 
+  // Takes the next slot's keys; whether there are any.
   FL_DEVICE bool take(Share (&keys)[2]) {
-    const uint8_t* slot = ring + at.slot * kSlotBytes;
-    int row = own_row(), half = row / 32;
-    barrier_wait(signals.full + at.slot, at.parity);
-    bool there = signals.there[at.slot] != 0;
+    int at = (int)(taken % kDepth), row = own_row();
+    const uint8_t* slot = ring + at * kSlotBytes;
+    barrier_wait(signals.full + at, (int)(taken / kDepth % 2));
+    bool there = signals.there[at] != 0;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) keys[i].load(slot + half * kHalfBytes + (row % 32 + i) * Share::kCodeBytes);
+    for (int i = 0; i < 2; ++i) keys[i].load(slot + row / 32 * kUpper + (row % 32 + i) * Share::kCodeBytes);
     if (Share::kScaleBytes > 0) {
-      uint2 scales = *(const uint2*)(slot + 2 * kHalfBytes + row * 4);
+      uint2 scales = *(const uint2*)(slot + kScales + row * 4);
       keys[0].scale = scales.x, keys[1].scale = scales.y;
     }
     barrier_arrive(&signals.taken);
+    ++taken;
     return there;
   }
 
   // Scores the way's tiles from `tile` to end - 1 of a token into `logits`, nothing past the visible rows; the first that was not
   // scored.
   FL_DEVICE int score(int tile, int end, int visible, const Query& query, float* logits) {
+    if (tile >= end) return tile;
     int q = lane_idx() % 4;
-    float2 weights[8];
-#pragma unroll
-    for (int n = 0; n < 8; ++n) weights[n] = *(const float2*)(query.weights + 8 * n + 2 * q);
+    Share keys[2];
+    uint32_t left[Share::kSteps][4];
+    bool there = take(keys);
+    unpack(keys, left);
 #pragma unroll 1
-    for (; tile < end; tile += stride) {
-      Share keys[2];
-      bool there = take(keys);
-      uint32_t left[Share::kSteps][4];
-#pragma unroll
-      for (int step = 0; step < Share::kSteps; ++step) {
-        keys[0].pairs(step, left[step][0], left[step][2]);
-        keys[1].pairs(step, left[step][1], left[step][3]);
-      }
-      float c[8][4], sums[2];
-      warpgroup_multiply<Share::kHalf>(c, left, query.columns);
-      refill();  // While the matrix unit works.
-      warpgroup_wait(c, left);
-      add_heads(c, weights, sums);
+    for (;;) {
+      float c[8][4], sums[2], scales[2] = {keys[0].outer_scale(), keys[1].outer_scale()};
+      bool masked = !there;
       int row = tile * kGroupRows + own_row();
+      tile += stride;
+      warpgroup_multiply<Share::kHalf>(c, left, query.columns);
+      refill();  // While the matrix unit works, and what is next.
+      if (kAhead && tile < end) there = take(keys);
+      warpgroup_wait(c, left);
+      if (kAhead) unpack(keys, left);
+      add_heads(c, query.weights, sums);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        if (q == 0 && row + i < visible) logits[row + i] = there ? p.scale * (sums[i] * keys[i].outer_scale()) : -INFINITY;
+        if (q == 0 && row + i < visible) logits[row + i] = masked ? -INFINITY : p.scale * (sums[i] * scales[i]);
+      }
+      if (tile >= end) return tile;
+      if (!kAhead) {
+        there = take(keys);
+        unpack(keys, left);
       }
     }
-    return tile;
+  }
+
+  FL_DEVICE static void unpack(const Share (&keys)[2], uint32_t (&left)[Share::kSteps][4]) {
+#pragma unroll
+    for (int step = 0; step < Share::kSteps; ++step) {
+      keys[0].pairs(step, left[step][0], left[step][2]);
+      keys[1].pairs(step, left[step][1], left[step][3]);
+    }
   }
 
   // By head in a lane, then over the four lanes of a row.
-  FL_DEVICE static void add_heads(const float (&c)[8][4], const float2 (&weights)[8], float (&sums)[2]) {
+  FL_DEVICE static void add_heads(const float (&c)[8][4], const float* weights, float (&sums)[2]) {
+    sums[0] = sums[1] = 0.0f;
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      float2 w = *(const float2*)(weights + 8 * n + 2 * (lane_idx() % 4));
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        sums[i] = fmaf(w.x, relu(c[n][2 * i]), sums[i]);
+        sums[i] = fmaf(w.y, relu(c[n][2 * i + 1]), sums[i]);
+      }
+    }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      sums[i] = 0.0f;
-#pragma unroll
-      for (int n = 0; n < 8; ++n) {
-        sums[i] = fmaf(weights[n].x, relu(c[n][2 * i]), sums[i]);
-        sums[i] = fmaf(weights[n].y, relu(c[n][2 * i + 1]), sums[i]);
-      }
       sums[i] += __shfl_xor_sync(kFullMask, sums[i], 1);
       sums[i] += __shfl_xor_sync(kFullMask, sums[i], 2);
     }

@@ -14,17 +14,32 @@ const MAX_SEGMENT: usize = 64 * THREADS as usize;
 /// Blocks of a token, fewest last.
 const CLUSTERS: [(usize, Kernel); 3] =
     [(8, Kernel::IndexSelectFast8), (4, Kernel::IndexSelectFast4), (2, Kernel::IndexSelectFast2)];
-/// `Head` and the working space of the kernels, of those of sm_90a where a block may have so much; the scores follow.
-const LARGE: (usize, usize) = (227 << 10, 17_152 + 107_520);
-const SMALL: usize = 17_152 + 66_048;
+/// Shared memory of a block for which the kernels of sm_90a are made; the others make do with less.
+const LARGE: usize = 227 << 10;
 
-/// Bytes of shared memory before the scores, and the scores that a block then has room for.
-fn room(shared: usize) -> (usize, usize) {
-    let base = if shared >= LARGE.0 { LARGE.1 } else { SMALL };
-    (base, (shared.saturating_sub(base) / 4).min(MAX_SEGMENT) / TILE * TILE)
+/// A block's shared memory.
+struct Room {
+    /// Bytes of `Head` and of the working space of the kernels; the scores follow.
+    base: usize,
+    /// Scores that then have room.
+    most: usize,
+    /// Rows among which one block chooses alone.
+    alone: usize,
 }
 
-/// Scores of a block of `cluster`.
+impl Room {
+    fn of(shared: usize) -> Self {
+        let (work, alone) = if shared >= LARGE { (107_520, 8192) } else { (66_048, 4096) };
+        let base = 17_152 + work;
+        Self { base, most: (shared.saturating_sub(base) / 4).min(MAX_SEGMENT) / TILE * TILE, alone }
+    }
+
+    fn bytes(&self, width: usize, cluster: usize) -> usize {
+        self.base + 4 * segment(width, cluster).max(self.alone.min(segment(width, 1)))
+    }
+}
+
+/// Rows of a block of `cluster`.
 fn segment(width: usize, cluster: usize) -> usize {
     width.div_ceil(cluster).next_multiple_of(TILE)
 }
@@ -46,8 +61,8 @@ unsafe impl Params for IndexSelectParams {}
 
 pub(super) fn launch(op: &IndexSelect, b: &Bound<'_>, reader: IndexReader) -> Result<Launch, CudaError> {
     let rows = op.tokens.rows();
-    let (width, (base, most)) = (op.keys.max_rows(), room(b.all.shared_memory));
-    b.at_most("rows that a token may see", width, CLUSTERS[0].0 * most)?;
+    let (width, room) = (op.keys.max_rows(), Room::of(b.all.shared_memory));
+    b.at_most("rows that a token may see", width, CLUSTERS[0].0 * room.most)?;
     let params = IndexSelectParams {
         scores: scores(&op.scores(), b)?,
         selected: b.value_mut("selected", &op.selected, Dtype::I32, rows * op.k)?,
@@ -55,11 +70,10 @@ pub(super) fn launch(op: &IndexSelect, b: &Bound<'_>, reader: IndexReader) -> Re
         pad: 0,
     };
     let (cluster, kernel) = match reader {
-        IndexReader::Fast if op.keys.page_rows == TILE => kernel(rows, width, b.all.multiprocessors, most),
+        IndexReader::Fast if op.keys.page_rows == TILE => kernel(rows, width, b.all.multiprocessors, room.most),
         _ => (CLUSTERS[0].0, Kernel::IndexSelectSimple),
     };
-    let shared = base + 4 * segment(width, cluster);
-    Ok(Launch::new(kernel, [cluster * rows, 1, 1], THREADS, shared, &params))
+    Ok(Launch::new(kernel, [cluster * rows, 1, 1], THREADS, room.bytes(width, cluster), &params))
 }
 
 #[cfg(test)]
@@ -68,13 +82,16 @@ mod tests {
 
     #[test]
     fn as_many_blocks_as_the_device_holds() {
-        let (base, most) = room(227 << 10);
-        assert!(base + 4 * most <= 227 << 10);
+        let most = Room::of(LARGE).most;
         let clusters = |rows, width| kernel(rows, width, 132, most).0;
         assert_eq!([1, 16, 17, 33, 34, 64, 200].map(|rows| clusters(rows, 32768)), [8, 8, 4, 4, 2, 2, 2]);
         // Where a half of a row has no room, more blocks than are held at a time.
         assert_eq!(clusters(64, 2 * most + 1), 4);
         assert_eq!(clusters(64, 4 * most + 1), 8);
-        assert!(room(99 << 10).1 >= 4096, "a token of 32,768 rows");
+        for shared in [99 << 10, LARGE] {
+            let room = Room::of(shared);
+            assert!(room.most >= 4096, "a token of 32,768 rows");
+            assert!([1, 2, 4, 8].iter().all(|c| room.bytes(c * room.most, *c) <= shared));
+        }
     }
 }
