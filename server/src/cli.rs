@@ -114,6 +114,9 @@ pub struct ModelArgs {
     /// On a GPU: programmatic dependent launch, kernels beginning while their predecessors end
     #[arg(long, env = "FLASHLANE_PDL", value_enum, value_name = "on|off", default_value_t = OnOff::On, hide_possible_values = true)]
     pub pdl: OnOff,
+    /// On a GPU: which kernel scores the index keys; simple is the readable one, and slow
+    #[arg(long, env = "FLASHLANE_INDEX_READER", value_enum, default_value_t = IndexReader::Fast)]
+    pub index_reader: IndexReader,
     /// Whether answers begin with reasoning when the request does not say: auto is the model's own default
     #[arg(long, env = "FLASHLANE_THINKING", value_enum, default_value_t = Switch::Auto)]
     pub thinking: Switch,
@@ -202,6 +205,12 @@ pub enum Switch {
 pub enum OnOff {
     On,
     Off,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum IndexReader {
+    Simple,
+    Fast,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
