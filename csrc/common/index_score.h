@@ -57,7 +57,7 @@ struct QueryPart {
 #pragma unroll
       for (int step = 0; step < Share::kSteps; ++step) {
         uint32_t low, high;
-        share[i].pairs(step, low, high);
+        share[i].template pairs<false>(step, low, high);
         *(uint32_t*)(query.columns + core_matrix(2 * step, n) + within) = low;
         *(uint32_t*)(query.columns + core_matrix(2 * step + 1, n) + within) = high;
       }
@@ -70,7 +70,7 @@ struct QueryPart {
 constexpr int kMostTiles = 8;
 struct Signals {
   uint64_t full[kMostTiles];
-  uint64_t taken;             // By all threads: the slot may be filled again.
+  uint64_t met;
   int32_t there[kMostTiles];  // 0 for a masked page, of which nothing is read.
 };
 
@@ -78,7 +78,7 @@ struct Signals {
 FL_DEVICE void make_signals(Signals* all, int count) {
   for (int i = 0; i < count; ++i) {
     barrier_init(all[i].full, kMostTiles, 1);
-    barrier_init(&all[i].taken, 1, kGroupThreads);
+    barrier_init(&all[i].met, 1, kGroupThreads);
   }
   barriers_made();
 }
@@ -162,7 +162,7 @@ struct Tiles {
     if (runs > 0) copy_bulk(to + kScales, scales, runs, full);
   }
 
-  // Once all threads have taken the last keys, their slot is filled again.
+  // Fills the slot of the last keys again.
   FL_DEVICE void refill() {
     if (warp_idx() % 4 != 0) return;
     uint32_t next = taken - 1 + kDepth;
@@ -170,14 +170,13 @@ struct Tiles {
       tile += kWarp * stride;
       look_up();
     }
-    barrier_wait(&signals.taken, (int)((taken - 1) % 2));
     if (lane_idx() == (int)(next % kWarp) && (int)next < count) fetch((int)(next % kDepth));
   }
 
   // The first of the rows of a tile that this lane has in the matrix fragments; the second follows.
   FL_DEVICE static int own_row() { return 32 * (lane_idx() / 4 % 2) + 8 * (warp_idx() % 4) + lane_idx() / 8 * 2; }
 
-  // Takes the next slot's keys; whether there are any.
+  // Takes the next slot's keys, all threads theirs; whether there are any.
   FL_DEVICE bool take(Share (&keys)[2]) {
     int at = (int)(taken % kDepth), row = own_row();
     const uint8_t* slot = ring + at * kSlotBytes;
@@ -189,8 +188,7 @@ struct Tiles {
       uint2 scales = *(const uint2*)(slot + kScales + row * 4);
       keys[0].scale = scales.x, keys[1].scale = scales.y;
     }
-    barrier_arrive(&signals.taken);
-    ++taken;
+    warpgroup_sync(&signals.met, taken++);
     return there;
   }
 
@@ -228,10 +226,20 @@ struct Tiles {
   }
 
   FL_DEVICE static void unpack(const Share (&keys)[2], uint32_t (&left)[Share::kSteps][4]) {
+    bool large = kFormat == kIndexFp4 && max(keys[0].own_scale(), keys[1].own_scale()) > kSmallScale;
+    if (__any_sync(kFullMask, large)) {
+      unpack_with<false>(keys, left);
+    } else {
+      unpack_with<true>(keys, left);
+    }
+  }
+
+  template <bool kSmall>
+  FL_DEVICE static void unpack_with(const Share (&keys)[2], uint32_t (&left)[Share::kSteps][4]) {
 #pragma unroll
     for (int step = 0; step < Share::kSteps; ++step) {
-      keys[0].pairs(step, left[step][0], left[step][2]);
-      keys[1].pairs(step, left[step][1], left[step][3]);
+      keys[0].template pairs<kSmall>(step, left[step][0], left[step][2]);
+      keys[1].template pairs<kSmall>(step, left[step][1], left[step][3]);
     }
   }
 

@@ -18,13 +18,16 @@ FL_DEVICE uint32_t unpack_e4m3_halves(uint32_t codes) {
 #endif
 }
 
-// Codes `i` and `i + 4` of eight of e2m1, i < 4, times a pair of equal scales. One product shifts the sign of a code to its
-// place in a bf16 and the magnitude to its own.
-FL_DEVICE uint32_t unpack_e2m1_strided(uint32_t w, int i, uint32_t scale) {
+// Codes `i` and `i + 4` of eight of e2m1, i < 4, at 2^-126 of their values. One product shifts the sign of a code to its place in
+// a bf16 and the magnitude to its own.
+FL_DEVICE uint32_t unpack_e2m1_strided(uint32_t w, int i) {
   uint32_t near = i < 2 ? w : w >> 8;
   uint32_t pair = i % 2 == 0 ? (near & 0x000f000fu) * 0x1040u : (near & 0x00f000f0u) * 0x0104u;
-  return mul_bf16x2(mul_bf16x2(pair & 0x81c081c0u, kE2m1Bias), scale);
+  return pair & 0x81c081c0u;
 }
+
+// The largest ue8m0 code whose scale times 2^126 is a bf16.
+constexpr uint32_t kSmallScale = 128;
 
 template <int kFormat>
 struct IndexShare {
@@ -54,16 +57,23 @@ struct IndexShare {
   // What is to be multiplied with the product.
   FL_DEVICE float outer_scale() const { return kFormat == kIndexFp8 ? bits_float(scale) : 1.0f; }
 
-  // Four elements of matrix step `step`, as two pairs.
+  // The code of the scale of a lane's quarter of an fp4 vector.
+  FL_DEVICE uint32_t own_scale() const { return scale >> (lane_idx() % 4 * 8) & 255u; }
+
+  // Four elements of matrix step `step`, as two pairs. With `kSmall` an fp4 vector's scale is at most `kSmallScale`, which saves a
+  // product; the pairs are the same.
+  template <bool kSmall>
   FL_DEVICE void pairs(int step, uint32_t& low, uint32_t& high) const {
     if (kFormat == kIndexBf16) {
       low = words[2 * step % kWords], high = words[(2 * step + 1) % kWords];
     } else if (kFormat == kIndexFp8) {
       low = unpack_e4m3_halves(words[step % kWords]), high = unpack_e4m3_halves(words[step % kWords] >> 16);
     } else {
-      uint32_t pair = ue8m0_scale_pair((uint8_t)(scale >> (lane_idx() % 4 * 8)));
-      low = unpack_e2m1_strided(words[step / 2 % kWords], 2 * (step % 2), pair);
-      high = unpack_e2m1_strided(words[step / 2 % kWords], 2 * (step % 2) + 1, pair);
+      uint32_t pair = kSmall ? both_halves((uint16_t)((own_scale() + 126) << 7)) : ue8m0_scale_pair((uint8_t)own_scale());
+      low = unpack_e2m1_strided(words[step / 2 % kWords], 2 * (step % 2));
+      high = unpack_e2m1_strided(words[step / 2 % kWords], 2 * (step % 2) + 1);
+      if (!kSmall) low = mul_bf16x2(low, kE2m1Bias), high = mul_bf16x2(high, kE2m1Bias);
+      low = mul_bf16x2(low, pair), high = mul_bf16x2(high, pair);
     }
   }
 };

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "mma.h"
+#include "phases.h"
 
 constexpr int kGroupThreads = 128;
 constexpr int kGroupRows = 64;
@@ -24,6 +25,17 @@ FL_DEVICE int core_matrix(int k, int n) { return (k * (kGroupCols / 8) + n) * 64
 FL_DEVICE void columns_written() {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+// All threads of a warpgroup meet for the `times`-th time, from 0. The emulator has no barriers of a part of a block but those of
+// phases.h: `met` is one of all threads.
+FL_DEVICE void warpgroup_sync(uint64_t* met, uint32_t times) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("bar.sync %0, %1;" ::"r"(1 + warp_idx() / 4), "n"(kGroupThreads) : "memory");
+#elif defined(FL_EMULATED)
+  barrier_arrive(met);
+  barrier_wait(met, (int)(times % 2));
 #endif
 }
 
