@@ -1,15 +1,17 @@
 // index_logits: the score of every visible index key, sum_h scale w_h relu(q_h . key), keys read through a page table in
 // bf16, fp8 or fp4. Two readers: `simple`, one thread a row, and `fast`, on matrix instructions.
 //
-// Bytes: 256, 132 or 68 a row read and 4 written; 64 heads make 16 kFLOP a row, so that memory bounds bf16 and fp8, and the
-// matrix unit fp4. At 64 x 262,144 rows on an H200 3.9 TB/s in bf16, 3.0 in fp8 and 1.4 in fp4: 88, 67 and 31 % of what reads
+// Bytes: 256, 132 or 68 a row read and 4 written; 64 heads make 16 kFLOP a row, so that memory bounds bf16 and fp8, and
+// unpacking fp4. At 64 x 262,144 rows on an H200 4.2 TB/s in bf16, 3.9 in fp8 and 1.9 in fp4: 95, 88 and 43 % of what reads
 // alone reach there.
-// Notes on `fast`: (1) a block is a warpgroup and scores tiles of 64 rows; the tiles of all tokens stand in one line that is
-// cut evenly among a grid as large as the device holds, from the positions as they are on the device; (2) rows are the
-// left operand, in registers, by way of shared memory, in which some tiles are on their way while one is multiplied; the 64
-// heads are the columns, in shared memory as exact bf16; (3) relu, weights and the sum over heads
-// stay in registers; the sum has one order: by head in a lane, then over the four lanes of a row; (4) scales of fp4 are
-// inside the elements, of fp8 outside: the keys' on the sum, the query's on the weights, powers of two; (5) a row on a
+// Notes on `fast`: (1) a warpgroup scores tiles of 64 rows, a page each; the tiles of all tokens stand in one line that is
+// cut evenly among a grid as large as the device holds, from the positions as they are on the device, and a lone token's
+// are dealt out one by one; (2) the copy engine brings pages to shared memory, some tiles ahead, also those of the block's
+// next token; (3) rows are the left operand, in registers; the 64 heads are the columns, in shared memory; e4m3 is f16 there,
+// all else bf16, which is exact. The fp8 instructions of sm_90a are not used: they took 572 us where these take 589, but
+// their sums were up to 11 times as far off as rounding to f32 in every step allows; (4) relu, weights and the sum over heads
+// stay in registers; the sum has one order: by head in a lane, then over the four lanes of a row; (5) scales of fp4 are
+// inside the elements, of fp8 outside: the keys' on the sum, the query's on the weights, powers of two; (6) a row on a
 // masked page scores -inf; columns past the visible rows are not written.
 #include "index_logits.h"
 
@@ -23,7 +25,7 @@ constexpr int kSimpleThreads = 256;
 
 namespace {
 
-// Tiles of keys on their way, by format: with two blocks a multiprocessor has over 128 KB of them.
+// Tiles of keys on their way, by format: 128 KB or more of them in the two blocks of a multiprocessor of sm_90.
 constexpr int kDepths[] = {0, 2, 4, 8};
 template <int kFormat>
 using Keys = Tiles<kFormat, kDepths[kFormat]>;

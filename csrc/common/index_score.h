@@ -9,6 +9,12 @@
 #include "warpgroup.h"
 
 constexpr int kMaxHeads = kGroupCols;
+// Whether registers have room for a lane's weights of heads beside the matrix fragments.
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+constexpr bool kHoldWeights = true;
+#else
+constexpr bool kHoldWeights = false;
+#endif
 
 FL_DEVICE int visible_keys(const IndexScores& p, int64_t t) {
   return visible_rows(p.position[t], (int64_t)p.keys.width * p.keys.page_rows);
@@ -94,8 +100,6 @@ struct Tiles {
   static constexpr int kScaleBytes = kGroupRows * Share::kScaleBytes;
   static constexpr int kSlotBytes = (kScales + kScaleBytes + 127) / 128 * 128;
   static constexpr int kRingBytes = kDepth * kSlotBytes;
-  // Whether registers have room for the next keys while those before are multiplied.
-  static constexpr bool kAhead = kMultipliesAside && kFormat != kIndexBf16;
   static_assert(kDepth <= kMostTiles, "signals for each slot");
 
   const IndexScores& p;
@@ -195,34 +199,28 @@ struct Tiles {
   // Scores the way's tiles from `tile` to end - 1 of a token into `logits`, nothing past the visible rows; the first that was not
   // scored.
   FL_DEVICE int score(int tile, int end, int visible, const Query& query, float* logits) {
-    if (tile >= end) return tile;
     int q = lane_idx() % 4;
-    Share keys[2];
-    uint32_t left[Share::kSteps][4];
-    bool there = take(keys);
-    unpack(keys, left);
+    float2 weights[8];
+    if (kHoldWeights) load_weights(query, weights);
 #pragma unroll 1
-    for (;;) {
-      float c[8][4], sums[2], scales[2] = {keys[0].outer_scale(), keys[1].outer_scale()};
-      bool masked = !there;
-      int row = tile * kGroupRows + own_row();
-      tile += stride;
+    for (; tile < end; tile += stride) {
+      Share keys[2];
+      uint32_t left[Share::kSteps][4];
+      float c[8][4], sums[2];
+      bool there = take(keys);
+      unpack(keys, left);
       warpgroup_multiply<Share::kHalf>(c, left, query.columns);
-      refill();  // While the matrix unit works, and what is next.
-      if (kAhead && tile < end) there = take(keys);
+      refill();  // While the matrix unit works.
       warpgroup_wait(c, left);
-      if (kAhead) unpack(keys, left);
-      add_heads(c, query.weights, sums);
+      if (!kHoldWeights) load_weights(query, weights);
+      add_heads(c, weights, sums);
+      int row = tile * kGroupRows + own_row();
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        if (q == 0 && row + i < visible) logits[row + i] = masked ? -INFINITY : p.scale * (sums[i] * scales[i]);
-      }
-      if (tile >= end) return tile;
-      if (!kAhead) {
-        there = take(keys);
-        unpack(keys, left);
+        if (q == 0 && row + i < visible) logits[row + i] = there ? p.scale * (sums[i] * keys[i].outer_scale()) : -INFINITY;
       }
     }
+    return tile;
   }
 
   FL_DEVICE static void unpack(const Share (&keys)[2], uint32_t (&left)[Share::kSteps][4]) {
@@ -243,16 +241,20 @@ struct Tiles {
     }
   }
 
+  FL_DEVICE static void load_weights(const Query& query, float2 (&weights)[8]) {
+#pragma unroll
+    for (int n = 0; n < 8; ++n) weights[n] = *(const float2*)(query.weights + 8 * n + 2 * (lane_idx() % 4));
+  }
+
   // By head in a lane, then over the four lanes of a row.
-  FL_DEVICE static void add_heads(const float (&c)[8][4], const float* weights, float (&sums)[2]) {
+  FL_DEVICE static void add_heads(const float (&c)[8][4], const float2 (&weights)[8], float (&sums)[2]) {
     sums[0] = sums[1] = 0.0f;
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
-      float2 w = *(const float2*)(weights + 8 * n + 2 * (lane_idx() % 4));
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        sums[i] = fmaf(w.x, relu(c[n][2 * i]), sums[i]);
-        sums[i] = fmaf(w.y, relu(c[n][2 * i + 1]), sums[i]);
+        sums[i] = fmaf(weights[n].x, relu(c[n][2 * i]), sums[i]);
+        sums[i] = fmaf(weights[n].y, relu(c[n][2 * i + 1]), sums[i]);
       }
     }
 #pragma unroll

@@ -11,12 +11,6 @@
 constexpr int kGroupThreads = 128;
 constexpr int kGroupRows = 64;
 constexpr int kGroupCols = 64;
-// Whether a warpgroup can do something else between `warpgroup_multiply` and `warpgroup_wait`.
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-constexpr bool kMultipliesAside = true;
-#else
-constexpr bool kMultipliesAside = false;
-#endif
 
 // 16-bit words from the start of the columns to the core matrix of elements 8 k .. and columns 8 n ...
 FL_DEVICE int core_matrix(int k, int n) { return (k * (kGroupCols / 8) + n) * 64; }

@@ -70,7 +70,9 @@ pub(super) fn launch(op: &IndexSelect, b: &Bound<'_>, reader: IndexReader) -> Re
         pad: 0,
     };
     let (cluster, kernel) = match reader {
-        IndexReader::Fast if op.keys.page_rows == TILE => kernel(rows, width, b.all.multiprocessors, room.most),
+        IndexReader::Fast if op.keys.page_rows == TILE => {
+            kernel(rows, width, b.all.multiprocessors, room.most)
+        }
         _ => (CLUSTERS[0].0, Kernel::IndexSelectSimple),
     };
     Ok(Launch::new(kernel, [cluster * rows, 1, 1], THREADS, room.bytes(width, cluster), &params))
