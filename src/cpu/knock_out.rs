@@ -10,21 +10,27 @@ use crate::step::Random;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct KnockOut {
     pub layer: usize,
-    /// Share of tokens that it strikes, of all tokens and drawn for each.
+    /// Share of tokens that it strikes, drawn for each of those at `positions`.
     pub rate: f64,
     pub seed: u64,
+    /// From the first, up to but not including the second; tokens elsewhere are never struck.
+    pub positions: [usize; 2],
 }
 
 impl KnockOut {
     /// Every token of `layer`.
     #[must_use]
     pub const fn of(layer: usize) -> Self {
-        Self { layer, rate: 1.0, seed: 0 }
+        Self { layer, rate: 1.0, seed: 0, positions: [0, usize::MAX] }
     }
 
     /// The draws of a struck token; `own` is a part of its numbers.
     #[expect(clippy::cast_precision_loss, reason = "the 53 bits that an f64 holds")]
     pub(super) fn strikes(&self, position: i32, own: &[f32]) -> Option<Random> {
+        let [start, end] = self.positions;
+        if !usize::try_from(position).is_ok_and(|position| (start..end).contains(&position)) {
+            return None;
+        }
         let mut seed = self.seed ^ (self.layer as u64) << 32;
         for bits in own.iter().map(|x| x.to_bits()).chain([position.cast_unsigned()]) {
             seed = Random::new(seed ^ u64::from(bits)).bits();
