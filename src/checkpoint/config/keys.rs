@@ -67,12 +67,12 @@ impl Keys<'_> {
     fn number(&self, key: &str) -> Result<f64, CheckpointError> {
         let value = self.get(key)?;
         let n = value.as_f64().filter(|n| (0.0..=f64::from(f32::MAX)).contains(n));
-        n.ok_or_else(|| error(key, format!("must be a number not below 0, found {value}")))
+        n.ok_or_else(|| error(key, format!("must be a number in 0..={:e}, found {value}", f32::MAX)))
     }
 
     fn positive(&self, key: &str) -> Result<f64, CheckpointError> {
         let n = self.number(key)?;
-        ensure(n as f32 > 0.0, key, || format!("must be above 0, found {n}")).map(|()| n)
+        ensure(n as f32 > 0.0, key, || format!("must be above 0 as an f32, found {n:e}")).map(|()| n)
     }
 
     fn token(&self, key: &str) -> Result<u32, CheckpointError> {
@@ -192,9 +192,13 @@ fn error(key: &str, problem: String) -> CheckpointError {
 
 /// Refuses other models by name.
 pub(super) fn check_architecture(object: &Map<String, Value>) -> Result<(), CheckpointError> {
-    let text = |v: Option<&Value>| v.and_then(Value::as_str).map(str::to_owned);
-    let model_type = text(object.get("model_type"));
-    let class = text(object.get("architectures").and_then(|a| a.get(0)));
+    let text = |key: &str, of: fn(&Value) -> Option<&Value>, expected: &str| {
+        let Some(found) = object.get(key).filter(|value| !value.is_null()) else { return Ok(None) };
+        let text = of(found).and_then(Value::as_str).map(str::to_owned);
+        text.map(Some).ok_or_else(|| error(key, format!("must be {expected}, found {found}")))
+    };
+    let model_type = text("model_type", |found| Some(found), "a string")?;
+    let class = text("architectures", |found| found.get(0), "a list of strings")?;
     match (model_type.as_deref(), class.as_deref()) {
         (Some("deepseek_v4"), None | Some("DeepseekV4ForCausalLM"))
         | (None, Some("DeepseekV4ForCausalLM")) => Ok(()),
