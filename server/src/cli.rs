@@ -40,8 +40,10 @@ pub enum Command {
     /// Prove the model's steps free of hazards, or show where they are not
     Verify(VerifyArgs),
     /// Say what a checkpoint holds: sizes, formats, layers
+    #[command(after_long_help = INSPECT_HELP)]
     Inspect(InspectArgs),
     /// Convert a checkpoint to quantised weights
+    #[command(after_long_help = QUANTIZE_HELP)]
     Quantize(QuantizeArgs),
     /// Generate the built-in model's tasks, with their answers
     Tasks(TasksArgs),
@@ -54,6 +56,30 @@ pub enum Command {
     /// Run one operation on your own tensors
     Op(crate::op::OpArgs),
 }
+
+const INSPECT_HELP: &str = "\
+Every tensor is held to config.json by name, shape and type, and every scale must be a finite number; a checkpoint with a fault is \
+refused in a sentence that names the file, key or tensor, what was expected and what was found. The values of weights are read only \
+when a model is served or converted. No tokenizer is needed.
+
+Attention of a layer: Window, the last 128 tokens alone; C4, also the best compressed rows of 4 tokens; C128, also all rows of 128. \
+NVFP4 matrices whose scales are all powers of two were cast from MXFP4, and can be cast back without loss.
+
+Examples:
+  flashlane inspect DIR
+  flashlane inspect --json DIR | jq .formats";
+
+const QUANTIZE_HELP: &str = "\
+Reads any checkpoint that `inspect` accepts, draft and vision tensors apart, and writes the official names and layout. Tensors that \
+have their format already are copied bit for bit, and MXFP4 experts become NVFP4 without loss where their scales allow it. The \
+tokenizer and other small files are copied.
+
+OUTPUT appears when all of it has been written and read back. Ctrl-C removes what there is after the tensor under way; a process that \
+is killed leaves a directory .OUTPUT.incomplete-PID beside it, without config.json, which may be deleted.
+
+Examples:
+  flashlane quantize DeepSeek-V4-Flash-BF16 flash-nvfp4
+  flashlane quantize --experts mxfp4 --dense bf16 --max-shard-size 2000000000 IN OUT";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
@@ -289,7 +315,7 @@ pub struct ChatArgs {
 
 #[derive(Clone, Debug, Args)]
 pub struct InspectArgs {
-    /// Checkpoint directory
+    /// Checkpoint directory: config.json and model.safetensors, or the shards of model.safetensors.index.json
     pub dir: PathBuf,
     /// The report as JSON
     #[arg(long)]

@@ -46,7 +46,14 @@ fn each_broken_directory_gets_its_sentence() {
             spoiled(|d| std::fs::write(d.join(index), r#"{"weight_map": [1]}"#).unwrap()),
             "weight_map: expected an object with the file of each tensor, found [1]",
         ),
-        (spoiled(|d| std::fs::write(d.join(index), "null").unwrap()), "weight_map is missing"),
+        (
+            spoiled(|d| std::fs::write(d.join(index), "null").unwrap()),
+            "model.safetensors.index.json: is not a JSON object with a weight_map: invalid type: null",
+        ),
+        (
+            spoiled(|d| std::fs::write(d.join(index), r#"{"weight_map": {}, "weight_map": {}}"#).unwrap()),
+            "duplicate field `weight_map`",
+        ),
         (
             spoiled(|d| edit_index(d, |m| drop(m.insert("head.weight".into(), "../x".into())))),
             "\"../x\" is not the name of a file beside it",

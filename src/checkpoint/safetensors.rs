@@ -45,10 +45,17 @@ fn is_there(path: &Path) -> bool {
     path.symlink_metadata().is_ok()
 }
 
+#[derive(serde::Deserialize)]
+#[serde(expecting = "an object")]
+struct Index {
+    weight_map: Option<Value>,
+}
+
 /// The file of each tensor.
 fn weight_map(index: &[u8]) -> Result<BTreeMap<String, String>, String> {
-    let index: Value = serde_json::from_slice(index).map_err(|e| format!("is not JSON: {e}"))?;
-    let map = index.get("weight_map").ok_or("weight_map is missing")?;
+    let index: Index =
+        serde_json::from_slice(index).map_err(|e| format!("is not a JSON object with a weight_map: {e}"))?;
+    let map = index.weight_map.ok_or("weight_map is missing")?;
     let files = map
         .as_object()
         .ok_or_else(|| format!("weight_map: expected an object with the file of each tensor, found {map}"))?;

@@ -17,6 +17,7 @@ impl Keys<'_> {
     pub(super) fn read(&self) -> Result<ModelConfig, CheckpointError> {
         let num_hidden_layers = self.dim("num_hidden_layers")?;
         let (compress_ratios, extra) = self.compress_ratios(num_hidden_layers)?;
+        let extra = self.draft_layers()?.map_or(extra, |draft| draft.min(extra));
         Ok(ModelConfig {
             hidden_size: self.dim("hidden_size")?,
             num_hidden_layers,
@@ -111,12 +112,15 @@ impl Keys<'_> {
         kinds.iter().map(ratio).collect()
     }
 
+    /// If the file says how many there are, further layers in its tensors are none of them.
+    fn draft_layers(&self) -> Result<Option<usize>, CheckpointError> {
+        let value = self.object.get("num_nextn_predict_layers").filter(|value| !value.is_null());
+        value.map(|value| count("num_nextn_predict_layers", value)).transpose()
+    }
+
     fn hash_layers(&self) -> Result<usize, CheckpointError> {
         if let Some(value) = self.object.get("num_hash_layers") {
-            let n = value.as_u64().filter(|n| *n <= MAX_DIM);
-            return n.map(|n| n as usize).ok_or_else(|| {
-                error("num_hash_layers", format!("must be an integer not below 0, found {value}"))
-            });
+            return count("num_hash_layers", value);
         }
         const KEY: &str = "mlp_layer_types";
         if !self.object.contains_key(KEY) {
@@ -184,6 +188,12 @@ fn yarn(key: &str, value: &Map<String, Value>) -> Result<Yarn, CheckpointError> 
         beta_fast: number("beta_fast")?,
         beta_slow: number("beta_slow")?,
     })
+}
+
+fn count(key: &str, value: &Value) -> Result<usize, CheckpointError> {
+    let n = value.as_u64().filter(|n| *n <= MAX_DIM);
+    n.map(|n| n as usize)
+        .ok_or_else(|| error(key, format!("must be an integer in 0..={MAX_DIM}, found {value}")))
 }
 
 fn error(key: &str, problem: String) -> CheckpointError {

@@ -81,6 +81,12 @@ fn each_bad_value_is_named() {
             json!("DeepseekV4ForCausalLM"),
             "architectures must be a list of strings, found \"Deep",
         ),
+        (
+            "num_nextn_predict_layers",
+            json!(-1),
+            "num_nextn_predict_layers must be an integer in 0..=16777216, found -1",
+        ),
+        ("num_hash_layers", json!(1.5), "num_hash_layers must be an integer in 0..=16777216, found 1.5"),
         ("architectures", json!([4]), "architectures must be a list of strings, found [4]"),
         ("model_type", json!(4), "model_type must be a string, found 4"),
         ("scoring_func", json!("softmax"), "scoring_func must be \"sqrtsoftplus\", found \"softmax\""),
@@ -104,6 +110,13 @@ fn each_bad_value_is_named() {
         let found = with(key, value).unwrap_err();
         assert!(found.contains(expected), "{found:?} lacks {expected:?}");
     }
+}
+
+#[test]
+fn entries_beyond_the_trunk_are_draft_layers_only_if_there_are_any() {
+    assert_eq!(with("num_nextn_predict_layers", json!(0)).unwrap().num_draft_layers, 0);
+    assert_eq!(with("num_nextn_predict_layers", json!(5)).unwrap().num_draft_layers, 1);
+    assert_eq!(with("num_nextn_predict_layers", Value::Null).unwrap().num_draft_layers, 1);
 }
 
 #[test]
