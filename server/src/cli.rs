@@ -1,5 +1,7 @@
 //! The command line. The flags of the model and the server have `FLASHLANE_*` twins in the environment; the flag wins.
 
+mod help;
+
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -7,8 +9,9 @@ use std::time::Duration;
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use flashlane::engine::DecodeBuckets;
-use flashlane::instrument::{Fault, Instruments, SPEC};
+use flashlane::instrument::{Fault, Instruments};
 
+use self::help::{CANARY_HELP, DIFF_HELP, INSPECT_HELP, QUANTIZE_HELP, SERVE_HELP, inject_help};
 use crate::eval::EvalArgs;
 use crate::http::ServerOptions;
 use crate::matrix::MatrixArgs;
@@ -35,6 +38,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Serve the OpenAI API over HTTP
+    #[command(after_long_help = SERVE_HELP)]
     Serve(ServeArgs),
     /// Talk to the model in the terminal
     Chat(ChatArgs),
@@ -57,30 +61,6 @@ pub enum Command {
     /// Run one operation on your own tensors
     Op(crate::op::OpArgs),
 }
-
-const INSPECT_HELP: &str = "\
-Every tensor is held to config.json by name, shape and type, and every scale must be a finite number; a checkpoint with a fault is \
-refused in a sentence that names the file, key or tensor, what was expected and what was found. The values of weights are read only \
-when a model is served or converted. No tokenizer is needed.
-
-Attention of a layer: Window, the last 128 tokens alone; C4, also the best compressed rows of 4 tokens; C128, also all rows of 128. \
-NVFP4 matrices whose scales are all powers of two were cast from MXFP4, and can be cast back without loss.
-
-Examples:
-  flashlane inspect DIR
-  flashlane inspect --json DIR | jq .formats";
-
-const QUANTIZE_HELP: &str = "\
-Reads any checkpoint that `inspect` accepts, draft and vision tensors apart, and writes the official names and layout. Tensors that \
-have their format already are copied bit for bit, and MXFP4 experts become NVFP4 without loss where their scales allow it. The \
-tokenizer and other small files are copied.
-
-OUTPUT appears when all of it has been written and read back. Ctrl-C removes what there is after the tensor under way; a process that \
-is killed leaves a directory .OUTPUT.incomplete-PID beside it, without config.json, which may be deleted.
-
-Examples:
-  flashlane quantize DeepSeek-V4-Flash-BF16 flash-nvfp4
-  flashlane quantize --experts mxfp4 --dense bf16 --max-shard-size 2000000000 IN OUT";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
@@ -166,29 +146,6 @@ pub struct InstrumentArgs {
     #[arg(long, env = "FLASHLANE_INJECT", value_name = "SPEC")]
     #[arg(long_help = inject_help(), help_heading = "Instruments")]
     pub inject: Option<Fault>,
-}
-
-const CANARY_HELP: &str = "\
-Hash cache rows when they are stored and again later, so many MiB a step (256 if no number is given), and log what changed in \
-between: `canary hit step=... layer=... page=... owner=... rows=[...]`, with the kernels that may have written there. Full pages \
-are hashed whole, the page being filled by row. The summary at exit says within how many steps a change is seen.
-
-It cannot see a request storing a wrong row of its own: that row is what it takes for true. --diff-every can.";
-
-const DIFF_HELP: &str = "\
-Run one step in N again, one kernel after another, on the same inputs with the stores turned to pages that no request holds, and \
-log what differs: `diff step=... layer=... topk_dis=...`. Compared bit by bit: logits, selected rows and experts of every layer, \
-stored cache rows and states. 1 takes every step and more than doubles the time of each.
-
-It cannot see what is wrong in both runs: a kernel's own mistake, or a page that has changed before.";
-
-fn inject_help() -> String {
-    format!(
-        "Put faults into the running engine, to see who notices.\n\n{SPEC}\n\nExamples:\n  \
-         --canary --inject page               every step a page is overwritten; the canary tells each\n  \
-         --diff-every 8 --inject row          every step an owner's own row is wrong; the differential tells it\n  \
-         --inject index:layer=2,rate=0.01     one selected row in a hundred of layer 2 is another"
-    )
 }
 
 impl InstrumentArgs {

@@ -146,3 +146,17 @@ fn quantize(args: &QuantizeArgs) -> anyhow::Result<()> {
     println!("{} written", args.output.display());
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    #[test]
+    fn a_reader_that_has_gone_is_known_behind_json_too() {
+        let pipe = || io::Error::from(io::ErrorKind::BrokenPipe);
+        let gone = |error: anyhow::Error| super::reader_gone(&error.context("while writing"));
+        assert!(gone(pipe().into()) && gone(serde_json::Error::io(pipe()).into()));
+        let full = || io::Error::from(io::ErrorKind::StorageFull);
+        assert!(!gone(full().into()) && !gone(serde_json::Error::io(full()).into()));
+    }
+}
