@@ -22,7 +22,7 @@ use crate::interval::Proportion;
 use crate::sessions::{Limits, Local, Model, Script, Session, play_all};
 use crate::stress::bar;
 use crate::tasks::lexicon::Lexicon;
-pub use ladder::{Ladder, Layer, Plan, Rung};
+pub use ladder::{Ladder, Layer, Plan, Rung, Struck};
 pub use suites::{Suite, suites};
 pub use table::{Agreement, Row, Table, Verdict};
 

@@ -1,5 +1,6 @@
 //! What faults must cost: the law of faults that break their own token alone, and the rule of thumb of the design notes.
 
+use super::report::Struck;
 use crate::interval::{Mean, Proportion};
 use crate::sessions::Script;
 use crate::tasks::lexicon::EOS;
@@ -29,8 +30,8 @@ impl Singles {
         self.items.iter().map(Vec::len).max().unwrap_or(0)
     }
 
-    /// How often a struck character, by its place, and the end of an answer broke.
-    pub(super) fn by_place(&self) -> (Vec<Proportion>, Proportion) {
+    /// How often what broke; `far` says of each item whether its characters lie beyond the window.
+    pub(super) fn summary(&self, far: &[bool]) -> Struck {
         let share = |broken: &mut dyn Iterator<Item = bool>| {
             let (count, of) = broken.fold((0, 0), |(count, of), b| (count + usize::from(b), of + 1));
             Proportion::new(count, of)
@@ -39,14 +40,20 @@ impl Singles {
             let with = self.items.iter().filter(|item| place + 1 < item.len());
             share(&mut with.map(|item| item[place].is_some()))
         });
+        let lying = |beyond: bool| {
+            let items = self.items.iter().zip(far).filter(|(_, far)| **far == beyond);
+            let characters = items.flat_map(|(item, _)| &item[..item.len().saturating_sub(1)]);
+            share(&mut characters.map(Option::is_some))
+        };
         let ends = self.items.iter().filter_map(|item| item.last()).map(Option::is_some);
-        (characters.collect(), share(&mut { ends }))
-    }
-
-    /// Answers that broke at another token than the struck one.
-    pub(super) fn elsewhere(&self) -> usize {
         let stray = |(token, broken): (usize, &Option<usize>)| broken.is_some_and(|broken| broken != token);
-        self.items.iter().flat_map(|item| item.iter().enumerate()).filter(|b| stray(*b)).count()
+        Struck {
+            characters: characters.collect(),
+            end: share(&mut { ends }),
+            within_window: lying(false),
+            beyond_window: lying(true),
+            elsewhere: self.items.iter().flat_map(|i| i.iter().enumerate()).filter(|b| stray(*b)).count(),
+        }
     }
 
     /// The share of items that fail if each token is struck with probability `rate` and breaks nothing but itself: the mean
@@ -74,6 +81,11 @@ pub(super) fn notes(scripts: &[Script], rate: f64, k: usize) -> f64 {
         1.0 - found.product::<f64>()
     });
     fails.sum::<f64>() / scripts.len().max(1) as f64
+}
+
+/// Whether the characters of the answer lie beyond the window: all of them, or none.
+pub(super) fn is_far(script: &Script) -> bool {
+    beyond_window(script).next().is_some()
 }
 
 /// Positions of the characters of the answer that lie beyond the window.
@@ -181,10 +193,11 @@ mod tests {
         singles.set(0, 0, Some(0));
         singles.set(0, 2, Some(1));
         singles.set(1, 1, Some(1));
-        let (characters, end) = singles.by_place();
+        let struck = singles.summary(&[true, false]);
         let counts = |p: &Proportion| (p.count, p.of);
-        assert_eq!(characters.iter().map(counts).collect::<Vec<_>>(), [(1, 2), (0, 1)]);
-        assert_eq!((counts(&end), singles.elsewhere()), ((2, 2), 1));
+        assert_eq!(struck.characters.iter().map(counts).collect::<Vec<_>>(), [(1, 2), (0, 1)]);
+        assert_eq!((counts(&struck.end), struck.elsewhere), ((2, 2), 1));
+        assert_eq!((counts(&struck.within_window), counts(&struck.beyond_window)), ((0, 1), (1, 2)));
         let of = |rate: f64| (1.0 - (1.0 - rate) * (1.0 - rate) + rate) / 2.0;
         assert!((singles.predict(0.3).mean - of(0.3)).abs() < 1e-12);
     }

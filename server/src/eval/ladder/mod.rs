@@ -18,7 +18,7 @@ use flashlane::cpu::KnockOut;
 use tokio::runtime::Runtime;
 
 use self::law::Singles;
-pub use self::report::{Ladder, Layer, Rung};
+pub use self::report::{Ladder, Layer, Rung, Struck};
 use super::suites::{Suite, needles};
 use super::{EvalArgs, QUICK, answers, load};
 use crate::engine::built_in;
@@ -60,7 +60,12 @@ pub(super) fn run(args: &EvalArgs, plan: &Plan) -> Result<Ladder> {
     if layers.is_empty() {
         layers = (0..config.compress_ratios.len()).filter(|&l| config.compress_ratios[l] == 4).collect();
     }
-    let layers = layers.into_iter().map(|layer| bench.layer(layer, plan, config.index_topk));
+    let struck = layers.iter().map(|&layer| bench.layer(layer, plan, config.index_topk));
+    let struck = struck.collect::<Result<_>>()?;
+    let together = match layers.len() {
+        0 | 1 => None,
+        _ => Some(bench.singles(&layers, plan.prompt)?.summary(&bench.far())),
+    };
     Ok(Ladder {
         model,
         seed: args.seed,
@@ -68,7 +73,8 @@ pub(super) fn run(args: &EvalArgs, plan: &Plan) -> Result<Ladder> {
         rows: plan.prompt / 4,
         top_k: config.index_topk,
         right,
-        layers: layers.collect::<Result<_>>()?,
+        layers: struck,
+        together,
         wall_s: started.elapsed().as_secs_f64(),
     })
 }
@@ -111,7 +117,7 @@ impl<'a> Bench<'a> {
     }
 
     fn layer(&self, layer: usize, plan: &Plan, top_k: usize) -> Result<Layer> {
-        let singles = self.singles(layer, plan.prompt)?;
+        let singles = self.singles(&[layer], plan.prompt)?;
         // The last token of a prompt is the one that asks for the first of the answer.
         let knocked_out =
             KnockOut { positions: [0, plan.prompt - 1], ..self.knock_out(layer, 1.0, Draws::Singles) };
@@ -125,12 +131,15 @@ impl<'a> Bench<'a> {
             let (predicted, half) = (singles.predict(rate), singles.predict(rate / 2.0));
             rungs.push(Rung { rate, failed: failed(&broken), predicted, half, notes });
         }
-        let (characters, end) = singles.by_place();
-        Ok(Layer { layer, characters, end, elsewhere: singles.elsewhere(), prompt, rungs })
+        Ok(Layer { layer, singles: singles.summary(&self.far()), prompt, rungs })
+    }
+
+    fn far(&self) -> Vec<bool> {
+        self.suite.scripts.iter().map(law::is_far).collect()
     }
 
     /// Strikes each token of the answers, alone.
-    fn singles(&self, layer: usize, prompt: usize) -> Result<Singles> {
+    fn singles(&self, layers: &[usize], prompt: usize) -> Result<Singles> {
         let scripts = &self.suite.scripts;
         let mut singles = Singles::of(scripts.iter().map(|script| script.turns[0].ids.len()));
         for token in 0..singles.longest() {
@@ -138,9 +147,12 @@ impl<'a> Bench<'a> {
                 (0..scripts.len()).filter(|&item| token < scripts[item].turns[0].ids.len()).collect();
             let scripts: Vec<Script> = struck.iter().map(|&item| scripts[item].clone()).collect();
             let asks = prompt - 1 + token;
-            let knocked_out =
-                KnockOut { positions: [asks, asks + 1], ..self.knock_out(layer, 1.0, Draws::Singles) };
-            let (_, broken) = self.play("one token struck", &scripts, &[knocked_out])?;
+            let knocked_out = layers.iter().map(|&layer| KnockOut {
+                positions: [asks, asks + 1],
+                ..self.knock_out(layer, 1.0, Draws::Singles)
+            });
+            let knocked_out: Vec<KnockOut> = knocked_out.collect();
+            let (_, broken) = self.play("one token struck", &scripts, &knocked_out)?;
             struck.into_iter().zip(broken).for_each(|(item, broken)| singles.set(item, token, broken));
         }
         Ok(singles)

@@ -19,18 +19,30 @@ pub struct Ladder {
     /// Items that are right without a fault; the others are left out.
     pub right: Proportion,
     pub layers: Vec<Layer>,
+    /// A single token struck in all of them, if there are several: what one layer loses, another may find.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub together: Option<Struck>,
+}
+
+/// Answers that broke when a single token of theirs was struck.
+#[derive(Clone, Debug, Serialize)]
+pub struct Struck {
+    /// The token that asks for a character, by the place of the character.
+    pub characters: Vec<Proportion>,
+    /// The token that asks for the end of the answer.
+    pub end: Proportion,
+    /// Of the characters, those that the sliding window still holds, and those that it does not.
+    pub within_window: Proportion,
+    pub beyond_window: Proportion,
+    /// Of all broken ones, those whose first wrong token was not the struck one.
+    pub elsewhere: usize,
 }
 
 /// Faults in one layer.
 #[derive(Clone, Debug, Serialize)]
 pub struct Layer {
     pub layer: usize,
-    /// Answers that broke when one character was struck, by its place.
-    pub characters: Vec<Proportion>,
-    /// Those that broke when the token that ends them was struck.
-    pub end: Proportion,
-    /// Of all these, the answers whose first wrong token was not the struck one.
-    pub elsewhere: usize,
+    pub singles: Struck,
     /// Answers that broke when every token of the prompt was struck but its last.
     pub prompt: Proportion,
     pub rungs: Vec<Rung>,
@@ -109,6 +121,10 @@ impl Ladder {
         for layer in &self.layers {
             layer.write(out)?;
         }
+        if let Some(together) = &self.together {
+            writeln!(out, "\nin all these layers, a fault at one token of each answer")?;
+            together.write(out)?;
+        }
         if !self.tells() {
             writeln!(out, "too few items: in some layer no rung tells its faults from half as many")?;
         }
@@ -117,15 +133,25 @@ impl Ladder {
     }
 }
 
-impl Layer {
+impl Struck {
     fn write(&self, out: &mut impl Write) -> io::Result<()> {
-        writeln!(out, "\nlayer {}, a fault at one token of each answer", self.layer)?;
         for (place, broken) in self.characters.iter().enumerate() {
             write_proportion(&format!("character {}", place + 1), broken, out)?;
             writeln!(out)?;
         }
-        write_proportion("its end", &self.end, out)?;
-        writeln!(out, " in all, {} broke at another token than the struck one", self.elsewhere)?;
+        write_proportion("within the window", &self.within_window, out)?;
+        writeln!(out)?;
+        write_proportion("beyond it", &self.beyond_window, out)?;
+        writeln!(out)?;
+        write_proportion("end of the answer", &self.end, out)?;
+        writeln!(out, " in all, {} broke at another token than the struck one", self.elsewhere)
+    }
+}
+
+impl Layer {
+    fn write(&self, out: &mut impl Write) -> io::Result<()> {
+        writeln!(out, "\nlayer {}, a fault at one token of each answer", self.layer)?;
+        self.singles.write(out)?;
         write_proportion("the whole prompt", &self.prompt, out)?;
         writeln!(out, " but for its last token, which asks for character 1")?;
         let head = format!("layer {}, faults at", self.layer);
