@@ -23,27 +23,20 @@ namespace {
 
 constexpr int kBlockHeads = kGroupRows;
 constexpr int kWords = kHeadDim * kTile;
+constexpr int kMaxParts = 4;
 
-// The rows of a tile and of the next; between the products the half sums lie where the next will; then the sums of the part.
+// The rows of a tile and of the next; between the products the half sums lie where the next will; then the parts' sums of the
+// dims that this block folds.
 struct Wide {
   uint16_t query[kHeadDim * kBlockHeads];
   union {
     uint16_t rows[2][kWords];
-    float out[kHeadDim * kBlockHeads];
+    float sums[kHeadDim * kBlockHeads];
   };
-  float largest[kBlockHeads], sum[kBlockHeads];
+  float largest[kMaxParts][kBlockHeads], sum[kMaxParts][kBlockHeads];
   // A bit a row of a tile: whether it is there.
   __align__(8) uint8_t present[2][kWarps];
 };
-
-// exp(x) within a few roundings of x.
-FL_DEVICE float quick_exp(float x) {
-#if defined(__CUDA_ARCH__)
-  return __expf(x);
-#else
-  return expf(x);
-#endif
-}
 
 FL_DEVICE uint32_t round_pair(float low, float high) {
 #if defined(__CUDA_ARCH__)
@@ -103,11 +96,14 @@ struct Units {
     scales = ahead.data == nullptr ? uint2{0, 0} : *(const uint2*)ahead.scales;
   }
 
-  FL_DEVICE void expand(uint16_t* rows) const {
+  // Those of share `share` of `kShares`.
+  template <int kShares>
+  FL_DEVICE void expand(uint16_t* rows, int share) const {
     uint16_t* to = rows + dims_matrix(0, warp_idx()) + lane_idx() % 8 * 8;
     int first = lane_idx() / 8;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
+      if (i * kShares / kEach != share) continue;
       int unit = 4 * i + first;
       if (i < kCodes / 4) {
         uint4 both[2];
@@ -150,55 +146,52 @@ FL_DEVICE void fetch_heads(const AttentionParams& p, int64_t t, int first_head, 
   }
 }
 
-// The running softmax of this lane's two heads; the four lanes of a head hold the same.
-struct Softmax {
-  float largest[2], sum[2];
-
-  FL_DEVICE Softmax(const AttentionParams& p, int first_head, bool counts_sink) {
+// The larger of a head's scores, and the sum of its weights, of which a lane has two neighbours of each eight; the four lanes of a
+// head get the same. In the order of attention.cu.
+FL_DEVICE float tile_largest(const float (&c)[8][4], int i) {
+  float tops[4];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      int head = first_head + warp_idx() % 4 * 16 + lane_idx() / 4 + 8 * i;
-      // One of -inf adds nothing; the floor keeps the differences below finite.
-      float sink = counts_sink && head < p.heads ? p.sink[head] : -INFINITY;
-      largest[i] = fmaxf(sink, -1e30f);
-      sum[i] = expf(sink - largest[i]);
-    }
+  for (int n = 0; n < 16; ++n) {
+    float score = c[n / 2][2 * i + n % 2];
+    tops[n % 4] = n < 4 ? score : fmaxf(tops[n % 4], score);
   }
-
-  // Scores to weights, the left operand of the second product; and what the sums so far shrink by.
-  FL_DEVICE void weigh(float (&c)[8][4], uint32_t (&weights)[4][4], float (&rescale)[2]) {
+  float top = fmaxf(fmaxf(tops[0], tops[1]), fmaxf(tops[2], tops[3]));
+  top = fmaxf(top, __shfl_xor_sync(kFullMask, top, 1));
+  return fmaxf(kFloor, fmaxf(top, __shfl_xor_sync(kFullMask, top, 2)));
+}
+FL_DEVICE float tile_sum(const float (&c)[8][4], int i) {
+  float sums[4];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      // Each in four runs: the maximum is the same in any order, the sum's is this one. fmaxf would pass over a NaN; the
-      // exponential below keeps it.
-      float tops[4], totals[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll
-      for (int n = 0; n < 16; ++n) {
-        float score = c[n / 2][2 * i + n % 2];
-        tops[n % 4] = n < 4 ? score : fmaxf(tops[n % 4], score);
-      }
-      float top = fmaxf(fmaxf(tops[0], tops[1]), fmaxf(tops[2], tops[3]));
-      top = fmaxf(top, __shfl_xor_sync(kFullMask, top, 1));
-      top = fmaxf(top, __shfl_xor_sync(kFullMask, top, 2));
-      top = fmaxf(largest[i], top);
-      rescale[i] = quick_exp(largest[i] - top);
-#pragma unroll
-      for (int n = 0; n < 16; ++n) {
-        float& x = c[n / 2][2 * i + n % 2];
-        x = quick_exp(x - top), totals[n % 4] += x;
-      }
-      float total = (totals[0] + totals[1]) + (totals[2] + totals[3]);
-      total += __shfl_xor_sync(kFullMask, total, 1);
-      total += __shfl_xor_sync(kFullMask, total, 2);
-      sum[i] = fmaf(sum[i], rescale[i], total), largest[i] = top;
-    }
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) weights[k][i] = round_pair(c[2 * k + i / 2][i % 2 * 2], c[2 * k + i / 2][i % 2 * 2 + 1]);
-    }
+  for (int n = 0; n < 4; ++n) {
+    auto at = [&](int k) { return c[k + n / 2][2 * i + n % 2]; };
+    sums[n] = (at(0) + at(4)) + (at(2) + at(6));
   }
-};
+  float sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+  sum += __shfl_xor_sync(kFullMask, sum, 1);
+  return sum + __shfl_xor_sync(kFullMask, sum, 2);
+}
+
+// Scores of this lane's two heads to weights, the left operand of the second product; what the sums so far and the tile's are
+// multiplied by.
+FL_DEVICE void weigh(float (&c)[8][4], Denominator (&part)[2], uint32_t (&weights)[4][4], float (&keep)[2], float (&add)[2]) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    // fmaxf would pass over a NaN; the exponential keeps it.
+    float largest = tile_largest(c, i);
+#pragma unroll
+    for (int n = 0; n < 16; ++n) {
+      float& x = c[n / 2][2 * i + n % 2];
+      x = quick_exp(x - largest);
+    }
+    Fold fold = part[i].fold(Denominator(largest, tile_sum(c, i)));
+    keep[i] = fold.keep, add[i] = fold.add;
+  }
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) weights[k][i] = round_pair(c[2 * k + i / 2][i % 2 * 2], c[2 * k + i / 2][i % 2 * 2 + 1]);
+  }
+}
 
 // The halves of the scores meet, are scaled and masked.
 FL_DEVICE void meet_scores(float (&c)[8][4], float4* between, const uint8_t* present, float scale) {
@@ -224,36 +217,31 @@ FL_DEVICE void meet_scores(float (&c)[8][4], float4* between, const uint8_t* pre
   }
 }
 
-FL_DEVICE void shrink(float (&acc)[32][4], const float (&rescale)[2]) {
-  if (!__any_sync(kFullMask, rescale[0] != 1.0f || rescale[1] != 1.0f)) return;
-#pragma unroll
-  for (int n = 0; n < 32; ++n) acc[n][0] *= rescale[0], acc[n][1] *= rescale[0], acc[n][2] *= rescale[1], acc[n][3] *= rescale[1];
-}
-
-// A tile's rows, once they are there, to shared memory.
-template <int kFormat>
-FL_DEVICE void place_rows(const Units& units, const Ahead& ahead, int buffer, Wide& s) {
+// A tile's rows, once they are there, to shared memory: a share of them in the fp8 format, else all with the first.
+template <int kFormat, int kShares>
+FL_DEVICE void place_rows(const Units& units, const Ahead& ahead, int share, int buffer, Wide& s) {
   if (kFormat == kKvFp8) {
-    units.expand(s.rows[buffer]);
-  } else {
+    units.expand<kShares>(s.rows[buffer], share);
+  } else if (share == 0) {
     copy_rows(ahead, s.rows[buffer]);
     copies_commit();
   }
+  if (share > 0) return;
   unsigned here = __ballot_sync(kFullMask, ahead.data != nullptr);
   if (lane_idx() == 0) s.present[buffer][warp_idx()] = (uint8_t)here;
 }
 
-// The sums of tiles tile .. last - 1.
+// The sums of tiles tile .. last - 1 folded in order.
 template <int kFormat>
-FL_DEVICE void attend_tiles(const AttentionParams& p, const RowList& list, int64_t t, int tile, int last, Softmax& softmax,
-                            float (&acc)[32][4], Wide& s) {
+FL_DEVICE void attend_tiles(const AttentionParams& p, const RowList& list, int64_t t, int tile, int last, Denominator (&part)[2],
+                            float (&acc)[8 * kSlices][4], Wide& s) {
   // From one lane, so that the compiler sees that a warp has one: descriptors then live in uniform registers.
   int half = __shfl_sync(kFullMask, (int)threadIdx.x / kGroupThreads, 0), buffer = 0;
   if (tile >= last) return;
   Ahead ahead(p, list, t, tile);
   Units units;
   if (kFormat == kKvFp8) units.load(ahead);
-  place_rows<kFormat>(units, ahead, buffer, s);
+  place_rows<kFormat, 1>(units, ahead, 0, buffer, s);
   ahead.address(tile + 1);
   ahead.ask(tile + 2);
 #pragma unroll 1
@@ -262,77 +250,83 @@ FL_DEVICE void attend_tiles(const AttentionParams& p, const RowList& list, int64
     copies_wait<0>();
     columns_written();
     __syncthreads();
-    float c[8][4], rescale[2];
+    float c[8][4], keep[2], add[2];
     multiply_scores(c, s.query, s.rows[buffer], half);
     if (kFormat == kKvFp8 && more) units.load(ahead);
     group_wait<64>(c);
     meet_scores(c, (float4*)s.rows[1 - buffer], s.present[buffer], p.scale);
     uint32_t weights[4][4];
-    softmax.weigh(c, weights, rescale);
-    shrink(acc, rescale);
-    multiply_values(acc, weights, s.rows[buffer], half);
+    weigh(c, part, weights, keep, add);
+    multiply_values(c, weights, s.rows[buffer], half * kSlices);
     __syncthreads();
-    if (more) {
-      place_rows<kFormat>(units, ahead, 1 - buffer, s);
-      ahead.address(tile + 2);
-      ahead.ask(tile + 3);
+#pragma unroll
+    for (int slice = 0; slice < kSlices; ++slice) {
+      if (more) place_rows<kFormat, kSlices>(units, ahead, slice, 1 - buffer, s);
+      group_wait<64>(c);
+#pragma unroll
+      for (int n = 0; n < 32; ++n) {
+        float& sum = acc[8 * slice + n / 4][n % 4];
+        sum = fmaf(add[n / 2 % 2], c[n / 4][n % 4], sum * keep[n / 2 % 2]);
+      }
+      if (slice + 1 < kSlices) multiply_values(c, weights, s.rows[buffer], half * kSlices + slice + 1);
     }
-    group_wait<256>(acc);
+    if (more) ahead.address(tile + 2), ahead.ask(tile + 3);
   }
 }
 
-// A part's sums as [dim / 8][head][dim % 8].
-FL_DEVICE int out_at(int head, int dim) { return (dim / 8 * kBlockHeads + head) * 8 + dim % 8; }
+// Where the sums of a part lie in the block that folds them: [part][dim / 8][head][dim % 8].
+template <int kBlocks>
+FL_DEVICE int sum_at(int part, int head, int dim) {
+  return ((part * (kHeadDim / kBlocks / 8) + dim / 8) * kBlockHeads + head) * 8 + dim % 8;
+}
 
-FL_DEVICE void spill_part(const float (&acc)[32][4], const Softmax& softmax, Wide& s) {
-  int group = threadIdx.x / kGroupThreads, q = lane_idx() % 4, head = warp_idx() % 4 * 16 + lane_idx() / 4;
+// A part's sums to the blocks that fold them.
+template <int kBlocks>
+FL_DEVICE void send_part(const float (&acc)[8 * kSlices][4], const Denominator (&part)[2], Wide& s) {
+  constexpr int kOwn = kHeadDim / kBlocks;
+  int group = threadIdx.x / kGroupThreads, q = lane_idx() % 4, head = warp_idx() % 4 * 16 + lane_idx() / 4, rank = cluster_rank();
 #pragma unroll
-  for (int n = 0; n < 32; ++n) {
-    int dim = group * kHalfDims + 8 * n + 2 * q;
-    *(float2*)(s.out + out_at(head, dim)) = float2{acc[n][0], acc[n][1]};
-    *(float2*)(s.out + out_at(head + 8, dim)) = float2{acc[n][2], acc[n][3]};
+  for (int n = 0; n < 8 * kSlices; ++n) {
+    int first = group * kHalfDims + 8 * n, dim = first % kOwn + 2 * q;
+    float* sums = (float*)cluster_peer(s.sums, first / kOwn);
+    *(float2*)(sums + sum_at<kBlocks>(rank, head, dim)) = float2{acc[n][0], acc[n][1]};
+    *(float2*)(sums + sum_at<kBlocks>(rank, head + 8, dim)) = float2{acc[n][2], acc[n][3]};
   }
-  if (group == 0 && q == 0) {
+  if (group == 0 && q < kBlocks) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) s.largest[head + 8 * i] = softmax.largest[i], s.sum[head + 8 * i] = softmax.sum[i];
+    for (int i = 0; i < 2; ++i) {
+      *(float*)cluster_peer(&s.largest[rank][head + 8 * i], q) = part[i].largest;
+      *(float*)cluster_peer(&s.sum[rank][head + 8 * i], q) = part[i].sum;
+    }
   }
 }
 
 // The parts folded in order: a thread has one head and every kStep-th eight of the block's share of the dims.
 template <int kBlocks>
-FL_DEVICE void merge_parts(const AttentionParams& p, const Wide& s, int64_t t, int first_head, int position) {
-  constexpr int kEach = kHeadDim / 8 / kBlocks, kStep = kThreads / kBlockHeads, kBatch = 8 / kBlocks;
-  int head = warp_idx() * 8 + lane_idx() % 8, first = cluster_rank() * kEach + lane_idx() / 8;
+FL_DEVICE void fold_parts(const AttentionParams& p, const Wide& s, int64_t t, int first_head, int position) {
+  constexpr int kOwn = kHeadDim / kBlocks, kStep = 8 * kThreads / kBlockHeads;
+  int head = warp_idx() * 8 + lane_idx() % 8, swap = lane_idx() / 4 % 2;
   if (first_head + head >= p.heads) return;
-  float largest[kBlocks], sum[kBlocks];
+  Denominator whole(s.largest[0][head], s.sum[0][head]);
+  float keep[kBlocks], add[kBlocks];
 #pragma unroll
-  for (int b = 0; b < kBlocks; ++b) largest[b] = *cluster_peer(&s.largest[head], b), sum[b] = *cluster_peer(&s.sum[head], b);
-#pragma unroll 1
-  for (int n = 0; n < kEach; n += kStep * kBatch) {
-    float4 parts[kBatch][kBlocks][2];
+  for (int b = 1; b < kBlocks; ++b) {
+    Fold fold = whole.fold(Denominator(s.largest[b][head], s.sum[b][head]));
+    keep[b] = fold.keep, add[b] = fold.add;
+  }
+#pragma unroll 2
+  for (int dim = lane_idx() / 8 * 8; dim < kOwn; dim += kStep) {
+    float v[8];
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
+    for (int b = 0; b < kBlocks; ++b) {
+      // Half of the lanes begin with the upper four, so that eight of them meet no bank twice.
+      const float4* from = (const float4*)(s.sums + sum_at<kBlocks>(b, head, dim));
+      float4 first = from[swap], second = from[1 - swap], low = swap ? second : first, high = swap ? first : second;
+      float other[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
-      for (int b = 0; b < kBlocks; ++b) {
-        const float4* from = (const float4*)cluster_peer(s.out + out_at(head, 8 * (first + n + i * kStep)), b);
-        parts[i][b][0] = from[0], parts[i][b][1] = from[1];
-      }
+      for (int d = 0; d < 8; ++d) v[d] = b == 0 ? other[d] : fmaf(add[b], other[d], v[d] * keep[b]);
     }
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      float4 low = parts[i][0][0], high = parts[i][0][1];
-      float v[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}, total = sum[0], top = largest[0];
-#pragma unroll
-      for (int b = 1; b < kBlocks; ++b) {
-        low = parts[i][b][0], high = parts[i][b][1];
-        float other[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-        Fold fold(top, largest[b]);
-#pragma unroll
-        for (int d = 0; d < 8; ++d) v[d] = fold.sum(v[d], other[d]);
-        total = fold.sum(total, sum[b]), top = fold.largest;
-      }
-      store_dims(p, v, total, t, first_head + head, 8 * (first + n + i * kStep), position);
-    }
+    store_dims(p, v, whole.sum, t, first_head + head, cluster_rank() * kOwn + dim, position);
   }
 }
 
@@ -343,20 +337,22 @@ FL_DEVICE void attend(const AttentionParams& p, Wide& s) {
   fetch_heads(p, t, first_head, s);
   copies_commit();
   RowList list(p, position);
-  int tiles = (list.window + list.compressed + kTile - 1) / kTile, each = (tiles + kBlocks - 1) / kBlocks;
-  float acc[32][4] = {};
-  Softmax softmax(p, first_head, rank == 0);
+  int tiles = (list.window + list.compressed + kTile - 1) / kTile, each = tiles_of_part(p, tiles);
+  int head = first_head + warp_idx() % 4 * 16 + lane_idx() / 4;
+  auto sink = [&](int h) { return rank == 0 && h < p.heads ? p.sink[h] : -INFINITY; };
+  Denominator part[2] = {Denominator(sink(head)), Denominator(sink(head + 8))};
+  float acc[8 * kSlices][4] = {};
   if (p.format == kKvFp8) {
-    attend_tiles<kKvFp8>(p, list, t, rank * each, min(tiles, rank * each + each), softmax, acc, s);
+    attend_tiles<kKvFp8>(p, list, t, rank * each, min(tiles, rank * each + each), part, acc, s);
   } else {
-    attend_tiles<kKvBf16>(p, list, t, rank * each, min(tiles, rank * each + each), softmax, acc, s);
+    attend_tiles<kKvBf16>(p, list, t, rank * each, min(tiles, rank * each + each), part, acc, s);
   }
   copies_wait<0>();
-  __syncthreads();
-  spill_part(acc, softmax, s);
+  // Every block is done with its rows, and the sums may lie over them.
   cluster_sync();
-  merge_parts<kBlocks>(p, s, t, first_head, position);
+  send_part<kBlocks>(acc, part, s);
   cluster_sync();
+  fold_parts<kBlocks>(p, s, t, first_head, position);
 }
 
 }  // namespace

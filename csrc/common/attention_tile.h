@@ -18,10 +18,13 @@ constexpr int kScorePitch = kTile + 4;
 // Weights lie over the scores that they were made of.
 constexpr int kWeightPitch = 2 * kScorePitch;
 constexpr int kWarpDims = kHeadDim / kWarps;
-constexpr int kAhead = 3;
+// Blocks of a cluster, the tiles that one of them takes in a round, and the dims whose sums it folds.
+constexpr int kCluster = 8;
+constexpr int kRound = 2;
+constexpr int kOwnDims = kHeadDim / kCluster;
 constexpr float kMasked = -INFINITY;
 static_assert(kTile == 8 * kWarps, "a warp scores eight rows of a tile");
-static_assert(kWarpDims == kRopeDim, "the rotated dims are one warp's");
+static_assert(kWarpDims == kOwnDims, "what a warp sums, a block folds");
 
 // The list of rows of a token: `window` of them from `window_start` on, then `compressed`.
 struct RowList {
@@ -38,20 +41,21 @@ struct RowList {
   }
 };
 
-// The sums at the end lie where the rows lay.
+// The sums of a round's tiles lie where the rows lay.
 struct Shared {
   union {
     uint16_t rows[kTile * kPitch];
-    float out[kHeads * kPitch];
+    float sums[kRound * kCluster * kHeads * kOwnDims];
   };
   uint16_t query[kHeads * kPitch];
   float scores[kHeads * kScorePitch];
-  float largest[kHeads], sum[kHeads], rescale[kHeads];
-  RowList list;
+  // Of the tiles that this block took, and of all tiles of the round.
+  float largest[kRound][kHeads], sum[kRound][kHeads];
+  float tile_largest[kRound * kCluster][kHeads], tile_sum[kRound * kCluster][kHeads];
   uint8_t scales[kTile][kKvScales];
-  // Of this tile and the next two: the row's data, null if masked; and its scales.
-  const uint8_t* data[kAhead][kTile];
-  const uint8_t* scale_data[kAhead][kTile];
+  // Of the round's tiles: a row's data, null if masked; and its scales.
+  const uint8_t* data[kRound][kTile];
+  const uint8_t* scale_data[kRound][kTile];
 };
 
 // The row that stands at place i of the list, before it is checked; -1 past its end.
@@ -80,12 +84,11 @@ FL_DEVICE const uint8_t* listed_data(const AttentionParams& p, const RowList& li
   return page + (int64_t)in_page * (p.format == kKvFp8 ? kKvData : 2 * kHeadDim);
 }
 
-// Finds the rows of a tile, one a thread of `threads` whose slot is not negative.
-FL_DEVICE void find_rows(const AttentionParams& p, int64_t t, int tile, int slot, Shared& s) {
-  if (slot < 0 || slot >= kTile) return;
-  int i = tile * kTile + slot, row = listed_row(p, s.list, t, i);
-  int32_t id = listed_page(p, s.list, (uint32_t)t / (uint32_t)p.per_request, i, row);
-  s.data[tile % kAhead][slot] = listed_data(p, s.list, i, row, id, s.scale_data[tile % kAhead][slot]);
+// Finds row `slot` of a tile, the `n`-th of the round.
+FL_DEVICE void find_row(const AttentionParams& p, const RowList& list, int64_t t, int tile, int n, int slot, Shared& s) {
+  int i = tile * kTile + slot, row = listed_row(p, list, t, i);
+  int32_t id = listed_page(p, list, (uint32_t)t / (uint32_t)p.per_request, i, row);
+  s.data[n][slot] = listed_data(p, list, i, row, id, s.scale_data[n][slot]);
 }
 
 // Sixteen fp8 codes to as many bf16, in order.
@@ -113,56 +116,42 @@ FL_DEVICE int thread_again() {
 #endif
 }
 
-// Rows of a tile into shared memory; masked ones as zeros, so that weight zero gives zero. Meanwhile some
-// threads find the rows of the tile after the next.
-template <int kBatch>
-FL_DEVICE void load_fp8(const AttentionParams& p, int64_t t, int tile, int last, Shared& s) {
+// Rows of the round's `n`-th tile into shared memory; masked ones as zeros, so that weight zero gives zero.
+FL_DEVICE void load_fp8(int n, Shared& s) {
   constexpr int kCodes = kNopeDim / 16, kUnits = kKvData / 16, kEach = kTile * kUnits / kThreads;
   static_assert(kTile * kUnits % kThreads == 0, "every thread has as many units");
-  uint4 raw[kBatch];
+  uint4 raw[kEach];
   int thread = thread_again();
-  auto load = [&](int first) {
 #pragma unroll
-    for (int n = 0; n < kBatch; ++n) {
-      if (first + n >= kEach) continue;
-      int i = thread + (first + n) * kThreads;
-      const uint8_t* data = s.data[tile % kAhead][i / kUnits];
-      raw[n] = data == nullptr ? uint4{0, 0, 0, 0} : ((const uint4*)data)[i % kUnits];
-    }
-  };
-  auto expand = [&](int first) {
-#pragma unroll
-    for (int n = 0; n < kBatch; ++n) {
-      if (first + n >= kEach) continue;
-      int i = thread + (first + n) * kThreads, row = i / kUnits, unit = i % kUnits;
-      uint16_t* to = s.rows + row * kPitch;
-      if (unit < kCodes) {
-        uint4 both[2];
-        expand_codes(raw[n], s.scales[row][unit / 4], both);
-        *(uint4*)(to + 16 * unit) = both[0];
-        *(uint4*)(to + 16 * unit + 8) = both[1];
-      } else {
-        *(uint4*)(to + kNopeDim + 8 * (unit - kCodes)) = raw[n];
-      }
-    }
-  };
-  load(0);
+  for (int j = 0; j < kEach; ++j) {
+    int i = thread + j * kThreads;
+    const uint8_t* data = s.data[n][i / kUnits];
+    raw[j] = data == nullptr ? uint4{0, 0, 0, 0} : ((const uint4*)data)[i % kUnits];
+  }
   if (threadIdx.x < kTile) {
-    const uint8_t* scales = s.scale_data[tile % kAhead][threadIdx.x];
+    const uint8_t* scales = s.scale_data[n][threadIdx.x];
     *(uint2*)s.scales[threadIdx.x] = scales == nullptr ? uint2{0, 0} : *(const uint2*)scales;
-  } else if (tile + 2 < last) {
-    find_rows(p, t, tile + 2, (int)threadIdx.x - kTile, s);
   }
   __syncthreads();
-  expand(0);
 #pragma unroll
-  for (int first = kBatch; first < kEach; first += kBatch) load(first), expand(first);
+  for (int j = 0; j < kEach; ++j) {
+    int i = thread + j * kThreads, row = i / kUnits, unit = i % kUnits;
+    uint16_t* to = s.rows + row * kPitch;
+    if (unit < kCodes) {
+      uint4 both[2];
+      expand_codes(raw[j], s.scales[row][unit / 4], both);
+      *(uint4*)(to + 16 * unit) = both[0];
+      *(uint4*)(to + 16 * unit + 8) = both[1];
+    } else {
+      *(uint4*)(to + kNopeDim + 8 * (unit - kCodes)) = raw[j];
+    }
+  }
 }
 
-FL_DEVICE void load_bf16(const AttentionParams& p, int64_t t, int tile, int last, Shared& s) {
+FL_DEVICE void load_bf16(int n, Shared& s) {
   constexpr int kUnits = kHeadDim / 8;
   for (int i = threadIdx.x; i < kTile * kUnits; i += kThreads) {
-    const uint8_t* data = s.data[tile % kAhead][i / kUnits];
+    const uint8_t* data = s.data[n][i / kUnits];
     uint16_t* to = s.rows + i / kUnits * kPitch + 8 * (i % kUnits);
     if (data == nullptr) {
       *(uint4*)to = uint4{0, 0, 0, 0};
@@ -171,6 +160,5 @@ FL_DEVICE void load_bf16(const AttentionParams& p, int64_t t, int tile, int last
     }
   }
   copies_commit();
-  if (tile + 2 < last) find_rows(p, t, tile + 2, threadIdx.x, s);
   copies_wait<0>();
 }

@@ -1164,11 +1164,13 @@ pub struct SampleParams {
     pub vocab: i32,
     pub per_request: i32,
     pub slots: i32,
+    pub run: i32,
+    pub staged: i32,
     pub pad: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of SampleParams"][::std::mem::size_of::<SampleParams>() - 104usize];
+    ["Size of SampleParams"][::std::mem::size_of::<SampleParams>() - 112usize];
     ["Alignment of SampleParams"][::std::mem::align_of::<SampleParams>() - 8usize];
     [
         "Offset of field: SampleParams::logits",
@@ -1213,8 +1215,14 @@ const _: () = {
         "Offset of field: SampleParams::slots",
     ][::std::mem::offset_of!(SampleParams, slots) - 96usize];
     [
+        "Offset of field: SampleParams::run",
+    ][::std::mem::offset_of!(SampleParams, run) - 100usize];
+    [
+        "Offset of field: SampleParams::staged",
+    ][::std::mem::offset_of!(SampleParams, staged) - 104usize];
+    [
         "Offset of field: SampleParams::pad",
-    ][::std::mem::offset_of!(SampleParams, pad) - 100usize];
+    ][::std::mem::offset_of!(SampleParams, pad) - 108usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

@@ -28,9 +28,7 @@ macro_rules! kernels {
 }
 
 kernels! {
-    Attention5, "attention", "attention_5";
-    Attention8, "attention", "attention_8";
-    AttentionAlone, "attention", "attention_alone";
+    Attention, "attention", "attention";
     AttentionWide2, "attention_wide", "attention_wide_2";
     AttentionWide4, "attention_wide", "attention_wide_4";
     Canary, "canary", "canary";
@@ -65,6 +63,7 @@ kernels! {
     RopeStore, "rope_store", "rope_store";
     Router, "router", "router";
     Sample, "sample", "sample";
+    SampleCluster, "sample", "sample_cluster";
     TopK, "topk", "topk";
     TopKCluster, "topk", "topk_cluster";
     TopKLong, "topk_long", "topk_long";
