@@ -4,9 +4,8 @@
 //
 // Bytes: 584 (fp8) or 1,024 (bf16) a row and 128 KiB of query and output a token with 64 heads; 640 rows: 0.5 MB a token.
 // Notes: (1) a token's rows, window first, compressed rows after, are taken in tiles of 64, each summed from zero at its own
-// largest score; tiles are folded in order into 2 or 4 parts, cut by the number of tiles alone, and those in order into the
-// whole; (2) a cluster of 8 blocks shares out the tiles of 16 heads, 16 a round; a warp sends its 64 dims of a tile's sums to the
-// block that folds those dims; (3) a tile is expanded once to bf16 in shared memory (fp8 by integer moves and exact
+// largest score; tiles are folded in order into two parts, cut by the number of tiles alone, and those into the whole; (2) a
+// cluster of 5 blocks shares out the tiles of 16 heads, 10 a round, and sends the sums of each dim to the block that folds that; (3) a tile is expanded once to bf16 in shared memory (fp8 by integer moves and exact
 // multiplications) and serves as key and as value; (4) scores: a warp owns 8 rows; output: a warp owns 64 dims; weights are
 // rounded to bf16 for the second product, the denominator adds them unrounded; (5) rows are found through page tables with every
 // id and index checked; what is masked keeps its place, with weight zero.
@@ -50,24 +49,21 @@ FL_DEVICE void score_tile(const AttentionParams& p, int tile, Shared& s) {
 
 // A warp: the weights of two heads, and their sum.
 FL_DEVICE void weigh_tile(int tile, Shared& s) {
-  int lane = lane_idx();
+  // Sums add in the order of attention_wide.cu, where a lane has neighbours and a warpgroup half of the rows.
+  int lane = lane_idx(), row = lane / 16 * 32 + lane % 16;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     int head = 2 * warp_idx() + i;
-    float a = s.scores[head * kScorePitch + lane], b = s.scores[head * kScorePitch + lane + kWarp];
+    float a = s.scores[head * kScorePitch + row], b = s.scores[head * kScorePitch + row + 16];
     // fmaxf would pass over a NaN; the exponential below keeps it.
     float largest = fmaxf(kFloor, warp_max(fmaxf(a, b)));
     float x = quick_exp(a - largest), y = quick_exp(b - largest), sum = x + y;
-    // The order of attention_wide.cu, where a lane holds pairs of neighbours.
-    sum += __shfl_xor_sync(kFullMask, sum, 16);
-    sum += __shfl_xor_sync(kFullMask, sum, 1);
-    sum += __shfl_xor_sync(kFullMask, sum, 8);
-    sum += __shfl_xor_sync(kFullMask, sum, 2);
-    sum += __shfl_xor_sync(kFullMask, sum, 4);
+#pragma unroll
+    for (int step : {1, 8, 2, 4, 16}) sum += __shfl_xor_sync(kFullMask, sum, step);
     __syncwarp();
     uint16_t* weights = (uint16_t*)s.scores + head * kWeightPitch;
-    weights[lane] = float_to_bf16(x);
-    weights[lane + kWarp] = float_to_bf16(y);
+    weights[row] = float_to_bf16(x);
+    weights[row + 16] = float_to_bf16(y);
     if (lane == 0) s.largest[tile][head] = largest, s.sum[tile][head] = sum;
   }
 }
@@ -93,51 +89,51 @@ FL_DEVICE void sum_tile(float (&acc)[8][4], const Shared& s) {
   }
 }
 
-// A tile's sums to the blocks that fold them, a warp to each: [slot][dim / 8][head][dim % 8]. And its largest scores and
-// denominators to all of them.
+// A tile's sums to the blocks that fold them, and its largest scores and denominators to all of them.
 FL_DEVICE void send_tile(const float (&acc)[8][4], int tile, int slot, Shared& s) {
   int lane = lane_idx(), g = lane / 4, q = lane % 4;
-  float* sums = (float*)cluster_peer(s.sums + slot * (kHeads * kOwnDims), warp_idx());
 #pragma unroll
   for (int n = 0; n < 8; ++n) {
-    float* to = sums + (n * kHeads + g) * 8 + 2 * q;
+    int run = warp_idx() * (kWarpDims / 8) + n, block = run / kOwnRuns;
+    float* to = (float*)cluster_peer(&s.sums[slot][run % kOwnRuns][g][2 * q], block);
     *(float2*)to = float2{acc[n][0], acc[n][1]};
     *(float2*)(to + 8 * 8) = float2{acc[n][2], acc[n][3]};
   }
-  if (lane < kHeads) {
-    *(float*)cluster_peer(&s.tile_largest[slot][lane], warp_idx()) = s.largest[tile][lane];
-    *(float*)cluster_peer(&s.tile_sum[slot][lane], warp_idx()) = s.sum[tile][lane];
-  }
+  int block = threadIdx.x / kHeads, head = threadIdx.x % kHeads;
+  if (block >= kCluster) return;
+  *(float*)cluster_peer(&s.tile_largest[slot][head], block) = s.largest[tile][head];
+  *(float*)cluster_peer(&s.tile_sum[slot][head], block) = s.sum[tile][head];
 }
 
-// The sums of four dims of a head over the part's tiles so far, and over the parts before it.
+// The sums of eight dims of a head over the part's tiles so far, and over the parts before it.
 struct Sums {
   Denominator part, whole;
-  float in_part[4], in_whole[4];
+  float in_part[8], in_whole[8];
   int parts;
 
   FL_DEVICE explicit Sums(float sink) : part(sink), whole(0.0f, 0.0f), parts(0) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) in_part[i] = in_whole[i] = 0.0f;
+    for (int i = 0; i < 8; ++i) in_part[i] = in_whole[i] = 0.0f;
   }
-  FL_DEVICE void add(const Denominator& tile, const float4& v) {
+  FL_DEVICE void add(const Denominator& tile, const float4& low, const float4& high) {
+    float v[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
     Fold fold = part.fold(tile);
-    in_part[0] = fold.sum(in_part[0], v.x), in_part[1] = fold.sum(in_part[1], v.y);
-    in_part[2] = fold.sum(in_part[2], v.z), in_part[3] = fold.sum(in_part[3], v.w);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) in_part[i] = fold.sum(in_part[i], v[i]);
   }
   FL_DEVICE void close_part() {
     if (parts == 0) {
       whole = part;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) in_whole[i] = in_part[i];
+      for (int i = 0; i < 8; ++i) in_whole[i] = in_part[i];
     } else {
       Fold fold = whole.fold(part);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) in_whole[i] = fold.sum(in_whole[i], in_part[i]);
+      for (int i = 0; i < 8; ++i) in_whole[i] = fold.sum(in_whole[i], in_part[i]);
     }
     part = Denominator(-INFINITY), ++parts;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) in_part[i] = 0.0f;
+    for (int i = 0; i < 8; ++i) in_part[i] = 0.0f;
   }
 };
 
@@ -155,16 +151,16 @@ FL_DEVICE void fetch_queries(const AttentionParams& p, int64_t t, int first_head
   copies_commit();
 }
 
-// The sums of a round's tiles first + rank and first + 8 + rank, to the blocks that fold them.
-FL_DEVICE void attend_round(const AttentionParams& p, const RowList& list, int64_t t, int first, int tiles, Shared& s) {
-  int rank = cluster_rank(), n = (int)threadIdx.x / kTile, own = first + n * kCluster + rank;
-  if (n < kRound && own < tiles) find_row(p, list, t, own, n, (int)threadIdx.x % kTile, s);
-  copies_wait<0>();
+// The sums of a round's tiles first + rank and first + 5 + rank, to the blocks that fold them.
+FL_DEVICE void attend_round(const AttentionParams& p, const RowList& list, int64_t t, int first, Shared& s) {
+  int n = (int)threadIdx.x / kTile, own = first + n * kCluster + cluster_rank();
+  if (n < kRound && own < list.tiles()) find_row(p, list, t, own, n, (int)threadIdx.x % kTile, s);
   __syncthreads();
+  copies_wait<0>();
   float acc[kRound][8][4];
 #pragma unroll
   for (int i = 0; i < kRound; ++i) {
-    if (first + i * kCluster + rank >= tiles) continue;
+    if (first + i * kCluster + cluster_rank() >= s.tiles) continue;
     if (p.format == kKvFp8) {
       load_fp8(i, s);
     } else {
@@ -182,36 +178,49 @@ FL_DEVICE void attend_round(const AttentionParams& p, const RowList& list, int64
   cluster_sync();
 #pragma unroll
   for (int i = 0; i < kRound; ++i) {
-    if (first + i * kCluster + rank < tiles) send_tile(acc[i], i, i * kCluster + rank, s);
+    if (first + i * kCluster + cluster_rank() < s.tiles) send_tile(acc[i], i, i * kCluster + cluster_rank(), s);
   }
   cluster_sync();
 }
 
-FL_DEVICE void attend(const AttentionParams& p, Shared& s) {
-  int64_t t = blockIdx.z;
-  int first_head = blockIdx.y * kHeads, head = lane_idx() / 2;
-  fetch_queries(p, t, first_head, s);
-  int position = p.position[t];
-  RowList list(p, position);
-  int tiles = (list.window + list.compressed + kTile - 1) / kTile, each = tiles_of_part(p, tiles);
-  Sums sums(first_head + head < p.heads ? p.sink[first_head + head] : -INFINITY);
-#pragma unroll 1
-  for (int first = 0; first < tiles; first += kRound * kCluster) {
-    if (first > 0) __syncthreads();
-    attend_round(p, list, t, first, tiles, s);
-#pragma unroll 4
-    for (int slot = 0; slot < min(kRound * kCluster, tiles - first); ++slot) {
-      int tile = first + slot;
-      if (tile > 0 && tile % each == 0) sums.close_part();
-      Denominator found(s.tile_largest[slot][head], s.tile_sum[slot][head]);
-      sums.add(found, *(const float4*)(s.sums + slot * (kHeads * kOwnDims) + threadIdx.x * 4));
-    }
+// What a round found, folded: eight dims of a head a thread.
+FL_DEVICE void fold_round(Sums& sums, int first, const Shared& s) {
+  int tiles = s.tiles, head = threadIdx.x % kHeads, own = threadIdx.x / kHeads, each = tiles_of_part(tiles);
+  if (own >= kOwnRuns) return;
+#pragma unroll 5
+  for (int slot = 0; slot < min(kRound * kCluster, tiles - first); ++slot) {
+    if (first + slot > 0 && (first + slot) % each == 0) sums.close_part();
+    const float4* v = (const float4*)s.sums[slot][own][head];
+    sums.add(Denominator(s.tile_largest[slot][head], s.tile_sum[slot][head]), v[0], v[1]);
   }
-  copies_wait<0>();
-  while (sums.parts < p.parts) sums.close_part();
-  if (first_head + head >= p.heads) return;
-  int dim = cluster_rank() * kOwnDims + warp_idx() * 8 + lane_idx() % 2 * 4;
-  store_dims(p, sums.in_whole, sums.whole.sum, t, first_head + head, dim, position);
+}
+
+// The rounds after the first. Not inlined: such lists are rare, and the first has registers for no more.
+FL_RARE void attend_more(const AttentionParams& p, Sums& sums, Shared& s) {
+  RowList list(p, s.position);
+#pragma unroll 1
+  for (int first = kRound * kCluster; first < s.tiles; first += kRound * kCluster) {
+    __syncthreads();
+    attend_round(p, list, blockIdx.z, first, s);
+    fold_round(sums, first, s);
+  }
+}
+
+FL_DEVICE void attend(const AttentionParams& p, Shared& s) {
+  prefetch_lists(p, blockIdx.z);
+  fetch_queries(p, blockIdx.z, blockIdx.y * kHeads, s);
+  int position = p.position[blockIdx.z];
+  RowList list(p, position);
+  // Read again when the registers are free.
+  if (threadIdx.x == 0) s.position = position, s.tiles = list.tiles();
+  attend_round(p, list, blockIdx.z, 0, s);
+  int head = blockIdx.y * kHeads + threadIdx.x % kHeads, own = threadIdx.x / kHeads, run = cluster_rank() * kOwnRuns + own;
+  Sums sums(head < p.heads ? p.sink[head] : -INFINITY);
+  fold_round(sums, 0, s);
+  if (s.tiles > kRound * kCluster) attend_more(p, sums, s);
+  if (own >= kOwnRuns || run >= kHeadDim / 8 || head >= p.heads) return;
+  while (sums.parts < kParts) sums.close_part();
+  store_dims(p, sums.in_whole, sums.whole.sum, blockIdx.z, head, 8 * run, s.position);
 }
 
 }  // namespace

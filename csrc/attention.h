@@ -22,5 +22,5 @@ typedef struct {
   int32_t format;
   int32_t max_positions;
   float scale;
-  int32_t parts; /* into which a token's tiles are cut */
+  int32_t pad;
 } AttentionParams;

@@ -1,17 +1,18 @@
 // sample: the next token of each row: greedy, or drawn after top-k, top-p and min-p by a counter-based uniform number.
 //
 // Bytes: 4 * vocab a row from memory, read once: a cluster of eight blocks, or one block for small vocabularies, holds it.
-// Notes: (1) no sort: the id at which a filter cuts is found by radix over (key, then index): counts for top-k, masses for
-// top-p; (2) masses are fixed point (2^40 for the best id), so sums are integers, the same in every order, and the draw is
-// exact; (3) bins are in limbs of 32 bits, for which shared memory has an addition; (4) ties at a cut go to the smaller ids, and
-// the walk is in ascending ids, by prefix sums over contiguous runs, one a warp; (5) a row with a NaN, with +inf, or with nothing
-// but -inf is reported, not drawn; (6) the token goes to the carry too, for the next step's embed.
+// Notes: (1) no sort: the id at which a filter cuts is found by radix over distance from the best, then logit, then id: counts for
+// top-k, masses for top-p; a level ends the search where one id is left; (2) masses are fixed point (2^40 for the best id), so
+// sums are integers, the same in every order, and the draw is exact; (3) bins are in limbs of 32 bits, for which shared memory has an
+// addition; while many ids count, blocks fill bins of their own and share out their sums, and when few do, every block's; (4) ties at
+// a cut go to the smaller ids, and the walk is in ascending ids, by prefix sums over contiguous runs, one a warp; (5) a row with a
+// NaN, with +inf, or with nothing but -inf is reported, not drawn; (6) the token goes to the carry too, for the next step's embed.
 #include "sample.h"
 
 #include "common/pdl.h"
 #include "common/sample_row.h"
 
-static_assert(sizeof(SampleShared) == 26928, "as src/cuda/ops/sample.rs has it");
+static_assert(sizeof(SampleShared) == 25904, "as src/cuda/ops/sample.rs has it");
 
 namespace {
 
@@ -33,32 +34,40 @@ FL_DEVICE uint64_t uniform_bits(uint64_t seed, uint32_t position) {
   return mix(mix(seed + golden) ^ ((uint64_t)position + 1) * golden) >> 40;
 }
 
-// The id drawn from what the filters keep, -1 if that is nothing.
+// The id drawn from what the filters keep, kNoId if that is nothing.
 template <int kBlocks>
-FL_DEVICE int draw(SampleRow<kBlocks>& row, const SampleParams& p, int64_t r) {
-  auto mass = [&row](float x) { return row.mass(x); };
+FL_DEVICE uint32_t draw(SampleRow<kBlocks>& row, const SampleParams& p, int64_t r) {
+  using Row = SampleRow<kBlocks>;
   int top_k = p.top_k[r];
   float top_p = p.top_p[r], min_p = p.min_p[r];
-  Cut cut{0, row.vocab};
-  row.clear_bins();
+  uint64_t bits = uniform_bits(p.seed[r], (uint32_t)p.position[r]);
+  // All but what has no mass.
+  Cut cut{kFar - 1, kNoId, kNoId};
   if (top_k > 0 && top_k < row.vocab) {
-    cut = row.cut_reaching(cut, [](float) { return (uint64_t)1; }, [=](uint64_t) { return (uint64_t)top_k; });
+    auto one = [](uint32_t distance) { return (uint64_t)(distance < kFar); };
+    cut = row.cut_reaching(cut, one, [=](uint64_t all) { return min((uint64_t)top_k, all); });
   }
   if (top_p < 1.0f) {
-    cut = row.cut_reaching(cut, mass, [=](uint64_t all) {
+    cut = row.cut_reaching(cut, [](uint32_t distance) { return Row::mass(distance); }, [=](uint64_t all) {
       double part = (double)all * (top_p > 0.0f ? (double)top_p : 0.0);
       uint64_t wanted = (uint64_t)part;
       wanted += (double)wanted < part ? 1 : 0;
       return wanted > 0 ? wanted : 1;
     });
   }
-  auto kept = [&](float x, int id) {
-    return cut.keeps(order_key(x), id) && !(row.likeness(x) < min_p) ? row.mass(x) : 0;
+  double least = (double)min_p * (double)((uint64_t)1 << kMassBits);
+  auto kept = [&](float x, uint32_t id) {
+    uint32_t distance = row.distance(x);
+    if (!cut.keeps(distance, x, id)) return (uint64_t)0;
+    uint64_t mass = Row::mass(distance);
+    return min_p > 0.0f && (double)mass < least ? 0 : mass;
   };
   // The first id whose sum exceeds uniform * total.
-  uint64_t bits = uniform_bits(p.seed[r], (uint32_t)p.position[r]);
   return row.id_reaching(kept, [=](uint64_t total) { return (total >> 24) * bits + (((total & 0xffffffu) * bits) >> 24) + 1; });
 }
+
+// The number with that key; +0 for both zeros.
+FL_DEVICE float key_value(uint32_t key) { return bits_float((key & 0x80000000u) != 0 ? key ^ 0x80000000u : ~key); }
 
 // One thread of the row's blocks.
 FL_DEVICE void finish(const SampleParams& p, int64_t r, int32_t token, Status status) {
@@ -77,25 +86,29 @@ FL_DEVICE void sample_row(const SampleParams& p, unsigned char* shared) {
     return;
   }
   SampleRow<kBlocks> row(p, r, (float*)(shared + sizeof(SampleShared)), s);
-  uint64_t best = 0;
-  row.each([&](float x, int id) {
-    uint64_t rank = x < INFINITY ? order_rank(x, (uint32_t)id) : kBad;
-    best = rank > best ? rank : best;
+  // Of equal ones the first: a lane's ids ascend.
+  float top = -INFINITY;
+  uint32_t at = (uint32_t)row.first;
+  bool bad = false;
+  row.each([&](float x, uint32_t id) {
+    bad |= !(x < INFINITY);
+    if (x > top) top = x, at = id;
   });
-  best = row.largest(best);
+  uint64_t best = row.largest(bad ? kBad : order_rank(top, at));
   int token = (int)rank_index(best);
   Status status = best == kBad || (uint32_t)(best >> 32) == order_key(-INFINITY) ? kBadRow : kDrawn;
   float temperature = p.temperature[r];
   if (status == kDrawn && temperature > 0.0f) {
     row.best = key_value((uint32_t)(best >> 32));
     // Of the smallest temperatures the inverse is no number.
-    row.inverse = fminf(1.0f / temperature, 3.4028235e38f);
-    int drawn = draw(row, p, r);
-    token = drawn < 0 ? token : drawn;
+    row.scale = fminf(1.44269504f * (1 << kFractionBits) / temperature, 3.4028235e38f);
+    uint32_t drawn = draw(row, p, r);
+    token = drawn == kNoId ? token : (int)drawn;
+  } else if (kBlocks > 1) {
+    // No block ends while others read what it found.
+    cluster_sync();
   }
   if (writes) finish(p, r, status == kDrawn ? token : -1, status);
-  // No block ends while others read what it found.
-  if (kBlocks > 1) cluster_sync();
 }
 
 }  // namespace

@@ -43,8 +43,9 @@ struct Denominator {
   }
 };
 
-// Tiles of a part, of which there are p.parts: by the number of tiles alone.
-FL_DEVICE int tiles_of_part(const AttentionParams& p, int tiles) { return (tiles + p.parts - 1) / p.parts; }
+// Parts into which a token's tiles are cut, and the tiles of one, by their number alone.
+constexpr int kParts = 2;
+FL_DEVICE int tiles_of_part(int tiles) { return (tiles + kParts - 1) / kParts; }
 
 // Divided by the denominator, the last 64 dims turned back, and stored: `kCount` neighbouring dims of a head.
 template <int kCount>

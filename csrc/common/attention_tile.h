@@ -18,13 +18,13 @@ constexpr int kScorePitch = kTile + 4;
 // Weights lie over the scores that they were made of.
 constexpr int kWeightPitch = 2 * kScorePitch;
 constexpr int kWarpDims = kHeadDim / kWarps;
-// Blocks of a cluster, the tiles that one of them takes in a round, and the dims whose sums it folds.
-constexpr int kCluster = 8;
+// Blocks of a cluster, the tiles that one of them takes in a round, and the runs of eight dims whose sums it folds at most.
+constexpr int kCluster = 5;
 constexpr int kRound = 2;
-constexpr int kOwnDims = kHeadDim / kCluster;
+constexpr int kOwnRuns = (kHeadDim / 8 + kCluster - 1) / kCluster;
 constexpr float kMasked = -INFINITY;
 static_assert(kTile == 8 * kWarps, "a warp scores eight rows of a tile");
-static_assert(kWarpDims == kOwnDims, "what a warp sums, a block folds");
+static_assert(kOwnRuns * kHeads <= kThreads, "a thread folds eight dims of a head");
 
 // The list of rows of a token: `window` of them from `window_start` on, then `compressed`.
 struct RowList {
@@ -39,24 +39,43 @@ struct RowList {
     if (position >= 0 && p.source == kCompressedSelected) compressed = p.k;
     if (p.source == kCompressedAll) compressed = (int)min((int64_t)visible, (int64_t)p.compressed.width * p.compressed.page_rows);
   }
+  FL_DEVICE int tiles() const { return (window + compressed + kTile - 1) / kTile; }
 };
 
 // The sums of a round's tiles lie where the rows lay.
 struct Shared {
   union {
     uint16_t rows[kTile * kPitch];
-    float sums[kRound * kCluster * kHeads * kOwnDims];
+    float sums[kRound * kCluster][kOwnRuns][kHeads][8];
   };
   uint16_t query[kHeads * kPitch];
   float scores[kHeads * kScorePitch];
   // Of the tiles that this block took, and of all tiles of the round.
   float largest[kRound][kHeads], sum[kRound][kHeads];
   float tile_largest[kRound * kCluster][kHeads], tile_sum[kRound * kCluster][kHeads];
+  int position, tiles;
   uint8_t scales[kTile][kKvScales];
   // Of the round's tiles: a row's data, null if masked; and its scales.
   const uint8_t* data[kRound][kTile];
   const uint8_t* scale_data[kRound][kTile];
 };
+
+// Brings the line of an address to the second-level cache.
+FL_DEVICE void prefetch(const void* at) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
+#endif
+}
+
+// What leads to a token's rows comes nearer before its position is known.
+FL_DEVICE void prefetch_lists(const AttentionParams& p, int64_t t) {
+  constexpr int kLine = 128 / sizeof(int32_t);
+  int64_t request = (uint32_t)t / (uint32_t)p.per_request;
+  int at = threadIdx.x * kLine;
+  if (at < p.window.width) prefetch(p.window.table + request * p.window.width + at);
+  if (p.source != kCompressedNone && at < p.compressed.width) prefetch(p.compressed.table + request * p.compressed.width + at);
+  if (p.source == kCompressedSelected && at < p.k) prefetch(p.selected + t * p.k + at);
+}
 
 // The row that stands at place i of the list, before it is checked; -1 past its end.
 FL_DEVICE int listed_row(const AttentionParams& p, const RowList& list, int64_t t, int i) {
@@ -88,7 +107,13 @@ FL_DEVICE const uint8_t* listed_data(const AttentionParams& p, const RowList& li
 FL_DEVICE void find_row(const AttentionParams& p, const RowList& list, int64_t t, int tile, int n, int slot, Shared& s) {
   int i = tile * kTile + slot, row = listed_row(p, list, t, i);
   int32_t id = listed_page(p, list, (uint32_t)t / (uint32_t)p.per_request, i, row);
-  s.data[n][slot] = listed_data(p, list, i, row, id, s.scale_data[n][slot]);
+  const uint8_t* scales;
+  const uint8_t* data = listed_data(p, list, i, row, id, scales);
+  s.data[n][slot] = data, s.scale_data[n][slot] = scales;
+  if (n == 0 || data == nullptr) return;
+  // What is not read at once comes nearer meanwhile.
+  for (int at = 0; at < (p.format == kKvFp8 ? kKvData : 2 * kHeadDim); at += 128) prefetch(data + at);
+  if (p.format == kKvFp8) prefetch(scales);
 }
 
 // Sixteen fp8 codes to as many bf16, in order.

@@ -1,46 +1,82 @@
 // A row of logits as the blocks of a cluster share it out, and what `sample` asks of it: sums that are integers, so that they are the
 // same in every order, cuts in the order of likelihood, and ids by ascending sums.
+//
+// Likelihoods are powers of two, of a distance from the best id in units of 2^-24; so a mass is what the distance says alone.
 #pragma once
 
 #include "../sample.h"
 #include "cluster.h"
 #include "order.h"
+#include "reduce.h"
 
 constexpr int kSampleThreads = 512;
 constexpr int kSampleWarps = kSampleThreads / kWarp;
 constexpr int kSampleBlocks = 8;
-// A key is three digits: of 11, 11 and 10 bits.
-constexpr int kDigits = 2048;
-// A mass is three limbs of 14 bits; each sums 2^18 ids of a block without overflow.
+// Codes are looked at ten bits at a time.
+constexpr int kDigitBits = 10;
+constexpr int kDigits = 1 << kDigitBits;
+// A mass is three limbs of 14 bits; each sums 2^18 ids without overflow.
 constexpr int kLimbBits = 14;
 constexpr int kLimbs = 3;
 constexpr int kMassBits = 40;
+constexpr int kFractionBits = 24;
+// A distance of 2^6 or more: no mass.
+constexpr uint32_t kFar = (1u << 30) - 1;
+// Up to so many ids are counted in every block's bins at once.
+constexpr uint64_t kScattered = 1024;
+constexpr uint32_t kNoId = 0xffffffffu;
 
 struct __align__(16) SampleShared {
-  uint32_t bins[kLimbs][kDigits];
+  // In turn, so that one is empty while the other is read.
+  uint32_t bins[2][kLimbs][kDigits];
   // Of a cluster's block: the sums of its share of the digits.
   uint64_t share[kDigits / kSampleBlocks];
   uint64_t scratch[kSampleWarps], warp_sums[kSampleWarps];
   uint64_t best, above, found, before;
-  uint32_t digit;
-  int32_t owner, id;
+  uint32_t digit, owner, id, pad;
 };
 
-// A cut in the order (key falling, id rising): ids with a larger key are kept, and those at `key` up to `last_tie`.
+// What a filter keeps: ids nearer to the best than `distance`, and of those at it the ones whose falling key is below `key`, and of
+// those at it the ones up to `id`.
 struct Cut {
-  uint32_t key;
-  int last_tie;
+  uint32_t distance, key, id;
 
-  FL_DEVICE bool keeps(uint32_t k, int i) const { return k > key || (k == key && i <= last_tie); }
+  FL_DEVICE bool keeps(uint32_t d, float x, uint32_t i) const {
+    if (d != distance) return d < distance;
+    uint32_t k = ~order_key(x);
+    return k < key || (k == key && i <= id);
+  }
 };
 
-// The number with that key; +0 for both zeros.
-FL_DEVICE float key_value(uint32_t key) { return bits_float((key & 0x80000000u) != 0 ? key ^ 0x80000000u : ~key); }
+// Where an order is cut: the last code that is kept, whether all ids with it are, and if not, what of them is still wanted.
+struct Reached {
+  uint32_t code;
+  bool whole;
+  uint64_t left;
+};
 
-template <class T>
-FL_DEVICE T warp_total(T x) {
+// 2^x for x in (-1, 0], within a few roundings.
+FL_DEVICE float quick_exp2(float x) {
+#if defined(__CUDA_ARCH__)
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#else
+  return exp2f(x);
+#endif
+}
+
+FL_DEVICE uint64_t warp_total(uint64_t x) {
   for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(kFullMask, x, step);
   return x;
+}
+
+// In units of 2^-40 of the best id's, cut off.
+FL_DEVICE uint64_t mass_at(uint32_t distance) {
+  constexpr float kUnit = 1.0f / (1 << kFractionBits);
+  float fraction = quick_exp2(-(float)(distance & ((1u << kFractionBits) - 1)) * kUnit);
+  uint32_t bits = (uint32_t)(fraction * (1 << kFractionBits));
+  return (uint64_t)bits << (kMassBits - kFractionBits) >> (distance >> kFractionBits);
 }
 
 template <int kBlocks>
@@ -49,8 +85,9 @@ struct SampleRow {
   // The warp's run: ids `first` .. of the row, from `values` on.
   const float* values;
   int first, run, vocab;
-  bool aligned;
-  float best, inverse;
+  bool staged;
+  float best, scale;
+  int bins;
 
   FL_DEVICE static int rank() { return kBlocks == 1 ? 0 : cluster_rank(); }
   FL_DEVICE static void sync() {
@@ -66,35 +103,38 @@ struct SampleRow {
   }
 
   FL_DEVICE SampleRow(const SampleParams& p, int64_t row, float* stage, SampleShared& s)
-      : s(s), run(p.run), vocab(p.vocab), aligned(p.vocab % 4 == 0), best(0.0f), inverse(0.0f) {
+      : s(s), run(p.run), vocab(p.vocab), staged(false), best(0.0f), scale(0.0f), bins(0) {
     first = (rank() * kSampleWarps + warp_idx()) * run;
     values = p.logits + row * p.vocab + first;
+    for (int i = threadIdx.x; i < 2 * kLimbs * kDigits; i += kSampleThreads) ((uint32_t*)s.bins)[i] = 0;
     if (p.staged == 0) return;
     float* to = stage + warp_idx() * run;
+    if (vocab % 4 == 0) {
 #pragma unroll 8
-    for (int at = 4 * lane_idx(); at < run; at += 4 * kWarp) {
-      if (first + at < vocab) *(float4*)(to + at) = quad(at);
+      for (int at = 4 * lane_idx(); at < run; at += 4 * kWarp) {
+        float4 none{-INFINITY, -INFINITY, -INFINITY, -INFINITY};
+        *(float4*)(to + at) = first + at < vocab ? *(const float4*)(values + at) : none;
+      }
+    } else {
+      for (int at = 4 * lane_idx(); at < run; at += 4 * kWarp) *(float4*)(to + at) = quad(at);
     }
-    values = to, aligned = true;
+    values = to, staged = true;
   }
 
-  // Four logits of the run; the first is in the row.
+  // Four logits of the run; -inf past the row's end.
   FL_DEVICE float4 quad(int at) const {
-    if (aligned) return *(const float4*)(values + at);
     int left = vocab - first - at;
-    return float4{values[at], left > 1 ? values[at + 1] : 0.0f, left > 2 ? values[at + 2] : 0.0f, left > 3 ? values[at + 3] : 0.0f};
+    if (staged || (left >= 4 && vocab % 4 == 0)) return *(const float4*)(values + at);
+    return float4{left > 0 ? values[at] : -INFINITY, left > 1 ? values[at + 1] : -INFINITY, left > 2 ? values[at + 2] : -INFINITY,
+                  left > 3 ? values[at + 3] : -INFINITY};
   }
 
-  // f(logit, id) for this lane's four ids from `at` on.
+  // f(logit, id) for this lane's four ids from `at` on, and for all of its ids.
   template <class F>
   FL_DEVICE void each_of(int at, F f) const {
-    int id = first + at;
-    if (id >= vocab) return;
     float4 v = quad(at);
-    f(v.x, id);
-    if (id + 1 < vocab) f(v.y, id + 1);
-    if (id + 2 < vocab) f(v.z, id + 2);
-    if (id + 3 < vocab) f(v.w, id + 3);
+    uint32_t id = (uint32_t)(first + at);
+    f(v.x, id), f(v.y, id + 1), f(v.z, id + 2), f(v.w, id + 3);
   }
   template <class F>
   FL_DEVICE void each(F f) const {
@@ -102,13 +142,12 @@ struct SampleRow {
     for (int at = 4 * lane_idx(); at < run; at += 4 * kWarp) each_of(at, f);
   }
 
-  FL_DEVICE float likeness(float x) const { return expf((x - best) * inverse); }
-  // In units of 2^-40 of the best id's, cut off.
-  FL_DEVICE uint64_t mass(float x) const {
-    uint32_t bits = float_bits(likeness(x));
-    int shift = 127 - (int)(bits >> 23);
-    return shift > kMassBits ? 0 : (uint64_t)((bits & 0x7fffffu) | 0x800000u) << (kMassBits - 23) >> shift;
+  // How far a logit is from the best, times log2(e) / temperature.
+  FL_DEVICE uint32_t distance(float x) const {
+    float d = (best - x) * scale;
+    return d < (float)kFar ? (uint32_t)d : kFar;
   }
+  FL_DEVICE static uint64_t mass(uint32_t distance) { return distance == kFar ? 0 : mass_at(distance); }
 
   // The largest of the blocks' values, to every thread.
   FL_DEVICE uint64_t largest(uint64_t x) {
@@ -129,121 +168,152 @@ struct SampleRow {
     return x;
   }
 
-  // The sum of a digit over the blocks.
+  FL_DEVICE void count(uint32_t digit, uint64_t measure, bool scattered) {
+    constexpr uint32_t kLimb = (1u << kLimbBits) - 1;
+    uint32_t limbs[kLimbs] = {(uint32_t)measure & kLimb, (uint32_t)(measure >> kLimbBits) & kLimb, (uint32_t)(measure >> 2 * kLimbBits)};
+#pragma unroll
+    for (int limb = 0; limb < kLimbs; ++limb) {
+      if (limbs[limb] == 0) continue;
+      uint32_t& bin = s.bins[bins][limb][digit];
+      if (!scattered) {
+        atomicAdd(&bin, limbs[limb]);
+      } else {
+#pragma unroll
+        for (int b = 0; b < kBlocks; ++b) atomicAdd(&peer(bin, b), limbs[limb]);
+      }
+    }
+  }
+
+  // The sum of a digit over the bins of all blocks, or of this one.
+  template <int kOf>
   FL_DEVICE uint64_t digit_sum(int digit) const {
     uint64_t sum = 0;
 #pragma unroll
-    for (int b = 0; b < kBlocks; ++b) {
+    for (int b = 0; b < kOf; ++b) {
 #pragma unroll
-      for (int limb = 0; limb < kLimbs; ++limb) sum += (uint64_t)peer(s.bins[limb][digit], b) << (limb * kLimbBits);
+      for (int limb = 0; limb < kLimbs; ++limb) {
+        uint32_t& bin = s.bins[bins][limb][digit];
+        sum += (uint64_t)(kOf == 1 ? bin : peer(bin, b)) << (limb * kLimbBits);
+      }
     }
     return sum;
   }
 
-  // The digit at which sums over larger digits first reach what `wanted` makes of the whole; s.above is their sum before it, and
-  // s.found its own. Bins are full before, and empty afterwards. Gives what was wanted.
+  // The digit at which sums over smaller digits first reach what `wanted` makes of the whole; s.above is their sum before it, and
+  // s.found its own. The bins are full before, and empty afterwards. Gives what was wanted.
   template <class Wanted>
-  FL_DEVICE uint64_t choose_digit(Wanted wanted) {
+  FL_DEVICE uint64_t choose_digit(bool scattered, Wanted wanted) {
     constexpr int kShare = kDigits / kBlocks, kEach = kDigits / kSampleThreads;
+    bool shared = kBlocks > 1 && !scattered;
     sync();
-    if (kBlocks > 1) {
-      for (int i = threadIdx.x; i < kShare; i += kSampleThreads) s.share[i] = digit_sum(rank() * kShare + i);
+    if (shared) {
+      for (int i = threadIdx.x; i < kShare; i += kSampleThreads) s.share[i % kShare] = digit_sum<kBlocks>(rank() * kShare + i);
       sync();
     }
     uint64_t sums[kEach], own = 0, total;
-    int last = kDigits - 1 - (int)threadIdx.x * kEach;
+    int start = (int)threadIdx.x * kEach;
 #pragma unroll
     for (int n = 0; n < kEach; ++n) {
-      int digit = last - n;
-      sums[n] = kBlocks == 1 ? digit_sum(digit) : peer(s.share[digit % kShare], digit / kShare), own += sums[n];
+      int digit = start + n;
+      sums[n] = shared ? peer(s.share[digit % kShare], digit / kShare) : digit_sum<1>(digit), own += sums[n];
     }
     uint64_t before = block_exclusive_sum<kSampleThreads>(own, total, s.scratch), goal = wanted(total);
-    clear_bins();
+    for (int i = threadIdx.x; i < kLimbs * kDigits; i += kSampleThreads) ((uint32_t*)s.bins[bins])[i] = 0;
+    bins = 1 - bins;
 #pragma unroll
     for (int n = 0; n < kEach; ++n) {
-      if (before < goal && before + sums[n] >= goal) s.digit = (uint32_t)(last - n), s.above = before, s.found = sums[n];
+      if (before < goal && before + sums[n] >= goal) s.digit = (uint32_t)(start + n), s.above = before, s.found = sums[n];
       before += sums[n];
     }
     __syncthreads();
     return goal;
   }
 
-  FL_DEVICE void clear_bins() {
-    for (int i = threadIdx.x; i < kLimbs * kDigits; i += kSampleThreads) ((uint32_t*)s.bins)[i] = 0;
-  }
-
-  FL_DEVICE void count(uint32_t digit, uint64_t measure) {
-    constexpr uint32_t kLimb = (1u << kLimbBits) - 1;
-    uint32_t limbs[kLimbs] = {(uint32_t)measure & kLimb, (uint32_t)(measure >> kLimbBits) & kLimb, (uint32_t)(measure >> 2 * kLimbBits)};
-#pragma unroll
-    for (int limb = 0; limb < kLimbs; ++limb) {
-      if (limbs[limb] != 0) atomicAdd(&s.bins[limb][digit], limbs[limb]);
+  // Where ids in ascending order of `code`, of 10 more bits than `shift`, reach what `wanted` makes of the whole, by what `measure`
+  // gives of a logit, an id and a code; `least` is the least that one with a code, or a smaller one, may measure. At most `ids`
+  // measure anything.
+  template <class Code, class Measure, class Least, class Wanted>
+  FL_DEVICE Reached reach(int shift, Code code, Measure measure, Least least, uint64_t ids, Wanted wanted) {
+    uint32_t lead = 0;
+    uint64_t left = 0;
+    for (int level = shift;; level -= kDigitBits) {
+      bool scattered = ids <= kScattered;
+      each([&](float x, uint32_t id) {
+        uint32_t c = code(x, id);
+        if (level < shift && c >> (level + kDigitBits) != lead) return;
+        count(c >> level & (kDigits - 1), measure(x, id, c), scattered);
+      });
+      left = choose_digit(scattered, [&](uint64_t total) { return level == shift ? wanted(total) : left; }) - s.above;
+      lead = lead << kDigitBits | s.digit;
+      uint32_t last = ((lead + 1) << level) - 1;
+      uint64_t found = s.found, one = least(last);
+      // All of them, for what is left takes the last of them.
+      if (left + one > found) return Reached{last, true, 0};
+      if (level == 0) return Reached{last, false, left};
+      ids = one == 0 ? ~(uint64_t)0 : found / one;
     }
   }
 
-  // The smallest cut within `cut` whose sum of `measure` reaches what `wanted` makes of the whole cut's (at least 1 and at most
-  // that). Equal logits measure the same.
+  // The smallest cut within `cut` whose sum of `measure`, by distance, reaches what `wanted` makes of the whole cut's.
   template <class Measure, class Wanted>
   FL_DEVICE Cut cut_reaching(const Cut& cut, Measure measure, Wanted wanted) {
-    uint32_t key = 0;
-    uint64_t left = 0;
-#pragma unroll 1
-    for (int shift = 21; shift >= 0; shift = shift == 21 ? 10 : shift - 10) {
-      int above = shift == 21 ? 32 : shift == 10 ? 21 : 10;
-      __syncthreads();
-      each([&](float x, int id) {
-        uint32_t k = order_key(x);
-        if ((above < 32 && k >> (above % 32) != key) || !cut.keeps(k, id)) return;
-        count(k >> shift & ((1u << (above - shift)) - 1), measure(x));
-      });
-      left = choose_digit([&](uint64_t total) { return shift == 21 ? wanted(total) : left; }) - s.above;
-      key = key << (above - shift) | s.digit;
-    }
-    // Ties are as many as reach what is left.
-    uint64_t one = measure(key_value(key));
-    if (left + one > s.found) return Cut{key, key == cut.key ? cut.last_tie : vocab};
-    auto tie = [&](float x, int id) { return order_key(x) == key && cut.keeps(key, id) ? one : 0; };
-    return Cut{key, id_reaching(tie, [&](uint64_t) { return left; })};
+    auto by_distance = [&](float x, uint32_t) { return distance(x); };
+    auto kept = [&](float x, uint32_t id, uint32_t d) { return cut.keeps(d, x, id) ? measure(d) : 0; };
+    Reached near = reach(2 * kDigitBits, by_distance, kept, measure, ~(uint64_t)0, wanted);
+    if (near.code > cut.distance || (near.whole && near.code == cut.distance)) return cut;
+    if (near.whole) return Cut{near.code, kNoId, kNoId};
+    return cut_ties(cut, near, measure(near.code));
   }
 
-  // The id at which the sum of `measure` over ascending ids first reaches what `wanted` makes of the whole; to every thread, -1 if
-  // none does.
+  // The cut among ids at one distance, each measuring `one`: by the logits themselves, and of equal ones the smaller ids. Not
+  // inlined: it is rare.
+  FL_RARE Cut cut_ties(const Cut& cut, const Reached& near, uint64_t one) {
+    bool last = near.code == cut.distance;
+    auto same = [=](uint32_t) { return one; };
+    auto by_key = [&](float x, uint32_t) { return ~order_key(x); };
+    auto at = [&](float x, uint32_t id, uint32_t) { return distance(x) == near.code && cut.keeps(near.code, x, id) ? one : 0; };
+    Reached tied = reach(3 * kDigitBits, by_key, at, same, ~(uint64_t)0, [&](uint64_t) { return near.left; });
+    if (tied.whole) return last && tied.code >= cut.key ? cut : Cut{near.code, tied.code, kNoId};
+    auto by_id = [](float, uint32_t id) { return id; };
+    auto equal = [&](float x, uint32_t id, uint32_t) { return ~order_key(x) == tied.code ? at(x, id, 0) : 0; };
+    uint32_t id = reach(2 * kDigitBits, by_id, equal, same, ~(uint64_t)0, [&](uint64_t) { return tied.left; }).code;
+    return Cut{near.code, tied.code, last && tied.code == cut.key ? min(id, cut.id) : id};
+  }
+
+  // The id at which the sum of `measure` over ascending ids first reaches what `wanted` makes of the whole, kNoId if none does; to
+  // the first block.
   template <class Measure, class Wanted>
-  FL_DEVICE int id_reaching(Measure measure, Wanted wanted) {
+  FL_DEVICE uint32_t id_reaching(Measure measure, Wanted wanted) {
     uint64_t own = 0, total;
-    each([&](float x, int id) { own += measure(x, id); });
+    each([&](float x, uint32_t id) { own += measure(x, id); });
     own = warp_total(own);
     if (lane_idx() == 0) s.warp_sums[warp_idx()] = own;
-    if (threadIdx.x == 0) s.owner = -1, s.id = -1;
+    if (threadIdx.x == 0) s.owner = s.id = kNoId;
     sync();
-    int i = threadIdx.x;
+    uint32_t i = threadIdx.x;
     own = i < kBlocks * kSampleWarps ? peer(s.warp_sums[i % kSampleWarps], i / kSampleWarps) : 0;
     uint64_t before = block_exclusive_sum<kSampleThreads>(own, total, s.scratch), goal = wanted(total);
     if (before < goal && before + own >= goal) s.owner = i, s.before = before;
     __syncthreads();
-    if (s.owner == rank() * kSampleWarps + warp_idx()) find_in_run(measure, goal);
+    if (s.owner == (uint32_t)(rank() * kSampleWarps + warp_idx())) find_in_run(measure, goal);
     sync();
-    int id = s.id;
-    __syncthreads();
-    return id;
+    return s.id;
   }
 
-  // A warp, in whose run the sum reaches `goal`: the id, to every block.
+  // A warp, in whose run the sum reaches `goal`: the id, to the first block.
   template <class Measure>
   FL_DEVICE void find_in_run(Measure measure, uint64_t goal) {
     uint64_t before = s.before;
 #pragma unroll 1
     for (int at = 4 * lane_idx(); at < run && before < goal; at += 4 * kWarp) {
       uint64_t own = 0, total;
-      each_of(at, [&](float x, int id) { own += measure(x, id); });
+      each_of(at, [&](float x, uint32_t id) { own += measure(x, id); });
       uint64_t sum = before + warp_exclusive_sum(own, total);
       if (sum < goal && sum + own >= goal) {
-        each_of(at, [&](float x, int id) {
-          if (sum >= goal) return;
-          sum += measure(x, id);
-          if (sum < goal) return;
-#pragma unroll
-          for (int b = 0; b < kBlocks; ++b) peer(s.id, b) = id;
+        each_of(at, [&](float x, uint32_t id) {
+          uint64_t next = sum + measure(x, id);
+          if (sum < goal && next >= goal) peer(s.id, 0) = id;
+          sum = next;
         });
       }
       before += total;

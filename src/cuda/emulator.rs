@@ -31,8 +31,7 @@ macro_rules! entries {
 
 entries! {
     Attention, flashlane_emu_attention;
-    AttentionWide2, flashlane_emu_attention_wide_2;
-    AttentionWide4, flashlane_emu_attention_wide_4;
+    AttentionWide, flashlane_emu_attention_wide;
     Canary, flashlane_emu_canary;
     CompressC4, flashlane_emu_compress_c4;
     CompressC128, flashlane_emu_compress_c128;

@@ -97,7 +97,7 @@ pub struct AttentionParams {
     pub format: i32,
     pub max_positions: i32,
     pub scale: f32,
-    pub parts: i32,
+    pub pad: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -149,8 +149,8 @@ const _: () = {
         "Offset of field: AttentionParams::scale",
     ][::std::mem::offset_of!(AttentionParams, scale) - 136usize];
     [
-        "Offset of field: AttentionParams::parts",
-    ][::std::mem::offset_of!(AttentionParams, parts) - 140usize];
+        "Offset of field: AttentionParams::pad",
+    ][::std::mem::offset_of!(AttentionParams, pad) - 140usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

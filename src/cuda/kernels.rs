@@ -29,8 +29,7 @@ macro_rules! kernels {
 
 kernels! {
     Attention, "attention", "attention";
-    AttentionWide2, "attention_wide", "attention_wide_2";
-    AttentionWide4, "attention_wide", "attention_wide_4";
+    AttentionWide, "attention_wide", "attention_wide";
     Canary, "canary", "canary";
     CompressC4, "compress", "compress_c4";
     CompressC128, "compress", "compress_c128";

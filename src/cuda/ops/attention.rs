@@ -7,18 +7,16 @@ use crate::cuda::launch::Params;
 use crate::cuda::{CudaError, Kernel, Launch};
 use crate::ops::{Attention, Compressed, Dtype, HEAD_DIM};
 
-/// Parts into which a token's tiles of rows are cut: more where the rows are many.
-const FEW: usize = 2;
-const MANY: usize = 4;
 /// Of the kernel for few tokens: heads of a block, blocks of a cluster, and its `Shared`: 64 rows at a pitch of 520, their places
-/// and scales, and for each head a query, scores, and the denominators of two tiles and of a round's 16.
+/// and scales, and for each head a query, scores, and the denominators of two tiles and of a round's ten; and a length.
 const HEADS: usize = 16;
-const CLUSTER: usize = 8;
-const SHARED: usize = 2 * 520 * 64 + 64 * (8 + 2 * 16) + HEADS * (2 * 520 + 4 * 68 + 8 * (2 + 16));
-/// Of the kernels for many tokens: heads of a block, and its `Wide`: queries, two tiles of 64 rows, the denominators of four parts,
-/// and a bit a row.
+const CLUSTER: usize = 5;
+const SHARED: usize = 2 * 520 * 64 + 64 * (8 + 2 * 16) + HEADS * (2 * 520 + 4 * 68 + 8 * (2 + 10)) + 8;
+/// Of the kernel for many tokens: heads of a block, blocks of a cluster, and its `Wide`: queries, two tiles of 64 rows, and for each
+/// head half of its scores, its weights, and the denominators of two halves of a tile and of two parts; and a bit a row.
 const WIDE_HEADS: usize = 64;
-const WIDE: usize = 2 * 512 * (WIDE_HEADS + 2 * 64) + 8 * 4 * WIDE_HEADS + 2 * 8;
+const WIDE_CLUSTER: usize = 2;
+const WIDE: usize = 2 * 512 * (WIDE_HEADS + 2 * 64) + WIDE_HEADS * (4 * 64 + 2 * 64 + 8 * (2 + 2)) + 2 * 8;
 /// Tokens times groups of 16 heads from which on they are faster.
 const ENOUGH: usize = 64;
 
@@ -42,7 +40,6 @@ pub(super) fn launch(op: &Attention, b: &Bound<'_>) -> Result<Launch, CudaError>
             (ffi::kCompressedAll, paged, std::ptr::null(), 0)
         }
     };
-    let parts = if matches!(op.compressed, Compressed::All { .. }) { MANY } else { FEW };
     let params = AttentionParams {
         position: b.positions(&op.tokens)?,
         q: b.value("q", &op.q, Dtype::Bf16, len)?,
@@ -59,13 +56,13 @@ pub(super) fn launch(op: &Attention, b: &Bound<'_>) -> Result<Launch, CudaError>
         format: kv_format(b, op.format)?,
         max_positions: b.dim("positions", op.max_positions)?,
         scale: op.scale,
-        parts: parts as i32,
+        pad: 0,
     };
     // The same bits, whichever runs.
     let groups = op.heads.div_ceil(HEADS);
     if groups * rows >= ENOUGH && b.all.shared_memory >= WIDE {
-        let kernel = if parts == MANY { Kernel::AttentionWide4 } else { Kernel::AttentionWide2 };
-        return Ok(Launch::new(kernel, [parts, op.heads.div_ceil(WIDE_HEADS), rows], 256, WIDE, &params));
+        let grid = [WIDE_CLUSTER, op.heads.div_ceil(WIDE_HEADS), rows];
+        return Ok(Launch::new(Kernel::AttentionWide, grid, 256, WIDE, &params));
     }
     Ok(Launch::new(Kernel::Attention, [CLUSTER, groups, rows], 256, SHARED, &params))
 }

@@ -13,7 +13,7 @@ const ONE_BLOCK: usize = 8192;
 const WARPS: usize = 16;
 const IDS: usize = 128;
 /// `SampleShared` of the kernel.
-const SHARED: usize = 26_928;
+const SHARED: usize = 25_904;
 /// A limb of a mass has 14 bits; its sum over a block's share of so many ids stays within 32.
 const MAX_VOCAB: usize = CLUSTER << 18;
 
