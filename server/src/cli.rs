@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use flashlane::engine::DecodeBuckets;
 use flashlane::instrument::{Fault, Instruments, SPEC};
 
 use crate::eval::EvalArgs;
@@ -79,6 +80,10 @@ pub struct ModelArgs {
     /// other prompts is read; every other block goes to the shortest prompt
     #[arg(long, env = "FLASHLANE_MAX_NUM_SEQS", value_name = "N", default_value_t = 8, value_parser = from_1_to(1024))]
     pub max_num_seqs: usize,
+    /// Rows of the decode steps that are built, and on a GPU captured, at start, besides one of --max-num-seqs rows: a batch
+    /// runs in the smallest that holds it. More of them waste fewer rows and take longer to start; tokens do not depend on them
+    #[arg(long, env = "FLASHLANE_DECODE_BUCKETS", value_name = "N,N,…", default_value_t)]
+    pub decode_buckets: DecodeBuckets,
     /// Requests that may wait; further ones are answered 429
     #[arg(long, env = "FLASHLANE_MAX_NUM_QUEUED_REQUESTS", value_name = "N", default_value_t = 64)]
     pub max_num_queued_requests: usize,
@@ -109,6 +114,9 @@ pub struct ModelArgs {
     /// On a GPU: programmatic dependent launch, kernels beginning while their predecessors end
     #[arg(long, env = "FLASHLANE_PDL", value_enum, value_name = "on|off", default_value_t = OnOff::On, hide_possible_values = true)]
     pub pdl: OnOff,
+    /// On a GPU: which kernel scores the index keys; simple is the readable one, and slow
+    #[arg(long, env = "FLASHLANE_INDEX_READER", value_enum, default_value_t = IndexReader::Fast)]
+    pub index_reader: IndexReader,
     /// Whether answers begin with reasoning when the request does not say: auto is the model's own default
     #[arg(long, env = "FLASHLANE_THINKING", value_enum, default_value_t = Switch::Auto)]
     pub thinking: Switch,
@@ -197,6 +205,12 @@ pub enum Switch {
 pub enum OnOff {
     On,
     Off,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum IndexReader {
+    Simple,
+    Fast,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

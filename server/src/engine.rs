@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use flashlane::checkpoint::{Checkpoint, ModelConfig};
 #[cfg(feature = "cuda")]
-use flashlane::cuda::{Backend, RunMode};
+use flashlane::cuda::{Backend, IndexReader, Options, RunMode};
 use flashlane::engine::{Engine, EngineConfig, Generate, SamplingParams};
 #[cfg(feature = "cuda")]
 use flashlane::engine::{Forced, GpuConfig, IdleLog};
@@ -16,9 +16,9 @@ use flashlane::ops::Dtype;
 use flashlane::step::Numerics;
 
 use crate::chat::ChatTokenizer;
-use crate::cli::{Device, IndexK, KvCacheDtype, ModelArgs, Rounding, Switch};
 #[cfg(feature = "cuda")]
-use crate::cli::{OnOff, Schedule};
+use crate::cli::{self, OnOff, Schedule};
+use crate::cli::{Device, IndexK, KvCacheDtype, ModelArgs, Rounding, Switch};
 use crate::http::Defaults;
 
 /// An engine with what its callers need to speak to it.
@@ -70,7 +70,7 @@ const DEFAULT_MODEL_LEN: usize = 8192;
 pub fn build(args: &ModelArgs) -> anyhow::Result<Loaded> {
     match gpu(args.device)? {
         #[cfg(feature = "cuda")]
-        Some(gpu) => build_on(args, gpu, &GpuConfig { mode: mode(args), ..GpuConfig::default() }),
+        Some(gpu) => build_on(args, gpu, &how(args)),
         #[cfg(not(feature = "cuda"))]
         Some(never) => match never {},
         None => build_with(args, Engine::on_cpu),
@@ -84,7 +84,7 @@ pub fn build(args: &ModelArgs) -> anyhow::Result<Loaded> {
 #[cfg(feature = "cuda")]
 pub fn build_forced(args: &ModelArgs, forced: Forced) -> anyhow::Result<Loaded> {
     let Some(gpu) = gpu(args.device)? else { bail!("--device: there is no GPU to force a mutant on") };
-    build_on(args, gpu, &GpuConfig { mode: mode(args), forced: Some(forced), ..GpuConfig::default() })
+    build_on(args, gpu, &GpuConfig { forced: Some(forced), ..how(args) })
 }
 
 /// As [`build`], on a GPU whose idle time is noted.
@@ -94,7 +94,7 @@ pub fn build_forced(args: &ModelArgs, forced: Forced) -> anyhow::Result<Loaded> 
 #[cfg(feature = "cuda")]
 pub fn build_timed(args: &ModelArgs, idle: IdleLog) -> anyhow::Result<Loaded> {
     let Some(gpu) = gpu(args.device)? else { bail!("--device: there is no GPU") };
-    build_on(args, gpu, &GpuConfig { mode: mode(args), idle: Some(idle), ..GpuConfig::default() })
+    build_on(args, gpu, &GpuConfig { idle: Some(idle), ..how(args) })
 }
 
 #[cfg(feature = "cuda")]
@@ -103,12 +103,18 @@ fn build_on(args: &ModelArgs, gpu: Arc<dyn Backend>, how: &GpuConfig) -> anyhow:
 }
 
 #[cfg(feature = "cuda")]
-fn mode(args: &ModelArgs) -> RunMode {
-    RunMode {
+fn how(args: &ModelArgs) -> GpuConfig {
+    let mode = RunMode {
         captured: args.graph == OnOff::On,
         forked: args.schedule == Schedule::Forked,
         programmatic: args.pdl == OnOff::On,
-    }
+    };
+    let index_reader = match args.index_reader {
+        cli::IndexReader::Simple => IndexReader::Simple,
+        cli::IndexReader::Fast => IndexReader::Fast,
+    };
+    let options = Options { index_reader, ..Options::default() };
+    GpuConfig { options, mode, ..GpuConfig::default() }
 }
 
 /// The GPU to run on; `None` is the CPU. `auto` takes the first GPU that this build has kernels for.
@@ -187,6 +193,7 @@ fn config(args: &ModelArgs, model: &ModelConfig) -> anyhow::Result<EngineConfig>
     Ok(EngineConfig {
         max_model_len,
         max_num_seqs: args.max_num_seqs,
+        decode_buckets: args.decode_buckets,
         max_num_queued: args.max_num_queued_requests,
         num_blocks: args.num_pages,
         numerics: numerics(args)?,
