@@ -91,13 +91,11 @@ FL_DEVICE void sum_tile(float (&acc)[8][4], const Shared& s) {
 
 // A tile's sums to the blocks that fold them, and its largest scores and denominators to all of them.
 FL_DEVICE void send_tile(const float (&acc)[8][4], int tile, int slot, Shared& s) {
-  int lane = lane_idx(), g = lane / 4, q = lane % 4;
 #pragma unroll
   for (int n = 0; n < 8; ++n) {
-    int run = warp_idx() * (kWarpDims / 8) + n, block = run / kOwnRuns;
-    float* to = (float*)cluster_peer(&s.sums[slot][run % kOwnRuns][g][2 * q], block);
-    *(float2*)to = float2{acc[n][0], acc[n][1]};
-    *(float2*)(to + 8 * 8) = float2{acc[n][2], acc[n][3]};
+    int run = warp_idx() * (kWarpDims / 8) + n;
+    *(float4*)cluster_peer(&s.sums[slot][run % kOwnRuns][lane_idx()], run / kOwnRuns) =
+        float4{acc[n][0], acc[n][1], acc[n][2], acc[n][3]};
   }
   int block = threadIdx.x / kHeads, head = threadIdx.x % kHeads;
   if (block >= kCluster) return;
@@ -105,35 +103,45 @@ FL_DEVICE void send_tile(const float (&acc)[8][4], int tile, int slot, Shared& s
   *(float*)cluster_peer(&s.tile_sum[slot][head], block) = s.sum[tile][head];
 }
 
-// The sums of eight dims of a head over the part's tiles so far, and over the parts before it.
+// What a thread folds: of heads g and g + 8, two dims of each of some runs; over the part's tiles so far, and over the parts before.
 struct Sums {
-  Denominator part, whole;
-  float in_part[8], in_whole[8];
+  static constexpr int kRuns = (kOwnRuns + kWarps - 1) / kWarps;
+  Denominator part[2], whole[2];
+  float in_part[kRuns][4], in_whole[kRuns][4];
   int parts;
 
-  FL_DEVICE explicit Sums(float sink) : part(sink), whole(0.0f, 0.0f), parts(0) {
+  FL_DEVICE explicit Sums(const Shared& s)
+      : part{Denominator(s.sink[lane_idx() / 4]), Denominator(s.sink[lane_idx() / 4 + 8])},
+        whole{Denominator(0.0f, 0.0f), Denominator(0.0f, 0.0f)},
+        parts(0) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) in_part[i] = in_whole[i] = 0.0f;
+    for (int i = 0; i < 4 * kRuns; ++i) in_part[i / 4][i % 4] = in_whole[i / 4][i % 4] = 0.0f;
   }
-  FL_DEVICE void add(const Denominator& tile, const float4& low, const float4& high) {
-    float v[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-    Fold fold = part.fold(tile);
+  FL_DEVICE void add(int slot, const Shared& s) {
+    int g = lane_idx() / 4;
+    Fold low = part[0].fold(Denominator(s.tile_largest[slot][g], s.tile_sum[slot][g]));
+    Fold high = part[1].fold(Denominator(s.tile_largest[slot][g + 8], s.tile_sum[slot][g + 8]));
 #pragma unroll
-    for (int i = 0; i < 8; ++i) in_part[i] = fold.sum(in_part[i], v[i]);
+    for (int i = 0; i < kRuns; ++i) {
+      float4 v = s.sums[slot][min(warp_idx() + i * kWarps, kOwnRuns - 1)][lane_idx()];
+      in_part[i][0] = low.sum(in_part[i][0], v.x), in_part[i][1] = low.sum(in_part[i][1], v.y);
+      in_part[i][2] = high.sum(in_part[i][2], v.z), in_part[i][3] = high.sum(in_part[i][3], v.w);
+    }
   }
   FL_DEVICE void close_part() {
-    if (parts == 0) {
-      whole = part;
 #pragma unroll
-      for (int i = 0; i < 8; ++i) in_whole[i] = in_part[i];
-    } else {
-      Fold fold = whole.fold(part);
+    for (int h = 0; h < 2; ++h) {
+      bool first = parts == 0;
+      if (first) whole[h] = part[h];
+      Fold fold = first ? Fold(0.0f, 0.0f) : whole[h].fold(part[h]);
 #pragma unroll
-      for (int i = 0; i < 8; ++i) in_whole[i] = fold.sum(in_whole[i], in_part[i]);
+      for (int i = 0; i < 2 * kRuns; ++i) {
+        float &to = in_whole[i / 2][2 * h + i % 2], &from = in_part[i / 2][2 * h + i % 2];
+        to = first ? from : fold.sum(to, from), from = 0.0f;
+      }
+      part[h] = Denominator(-INFINITY);
     }
-    part = Denominator(-INFINITY), ++parts;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) in_part[i] = 0.0f;
+    ++parts;
   }
 };
 
@@ -183,20 +191,18 @@ FL_DEVICE void attend_round(const AttentionParams& p, const RowList& list, int64
   cluster_sync();
 }
 
-// What a round found, folded: eight dims of a head a thread.
+// What a round found, folded in the order of tiles.
 FL_DEVICE void fold_round(Sums& sums, int first, const Shared& s) {
-  int tiles = s.tiles, head = threadIdx.x % kHeads, own = threadIdx.x / kHeads, each = tiles_of_part(tiles);
-  if (own >= kOwnRuns) return;
+  int tiles = s.tiles, each = tiles_of_part(tiles);
 #pragma unroll 5
   for (int slot = 0; slot < min(kRound * kCluster, tiles - first); ++slot) {
     if (first + slot > 0 && (first + slot) % each == 0) sums.close_part();
-    const float4* v = (const float4*)s.sums[slot][own][head];
-    sums.add(Denominator(s.tile_largest[slot][head], s.tile_sum[slot][head]), v[0], v[1]);
+    sums.add(slot, s);
   }
 }
 
-// The rounds after the first. Not inlined: such lists are rare, and the first has registers for no more.
-FL_RARE void attend_more(const AttentionParams& p, Sums& sums, Shared& s) {
+// The rounds after the first. Not inlined: such lists are rare, and the first has registers for no more; in this one some spill.
+FL_RARE Sums attend_more(const AttentionParams& p, Sums sums, Shared& s) {
   RowList list(p, s.position);
 #pragma unroll 1
   for (int first = kRound * kCluster; first < s.tiles; first += kRound * kCluster) {
@@ -204,23 +210,31 @@ FL_RARE void attend_more(const AttentionParams& p, Sums& sums, Shared& s) {
     attend_round(p, list, blockIdx.z, first, s);
     fold_round(sums, first, s);
   }
+  return sums;
 }
 
 FL_DEVICE void attend(const AttentionParams& p, Shared& s) {
+  int first_head = blockIdx.y * kHeads;
   prefetch_lists(p, blockIdx.z);
-  fetch_queries(p, blockIdx.z, blockIdx.y * kHeads, s);
+  fetch_queries(p, blockIdx.z, first_head, s);
   int position = p.position[blockIdx.z];
   RowList list(p, position);
   // Read again when the registers are free.
   if (threadIdx.x == 0) s.position = position, s.tiles = list.tiles();
+  if (threadIdx.x < kHeads) s.sink[threadIdx.x] = first_head + (int)threadIdx.x < p.heads ? p.sink[first_head + threadIdx.x] : -INFINITY;
+  prefetch_angles(p, position);
   attend_round(p, list, blockIdx.z, 0, s);
-  int head = blockIdx.y * kHeads + threadIdx.x % kHeads, own = threadIdx.x / kHeads, run = cluster_rank() * kOwnRuns + own;
-  Sums sums(head < p.heads ? p.sink[head] : -INFINITY);
+  Sums sums(s);
   fold_round(sums, 0, s);
-  if (s.tiles > kRound * kCluster) attend_more(p, sums, s);
-  if (own >= kOwnRuns || run >= kHeadDim / 8 || head >= p.heads) return;
+  if (s.tiles > kRound * kCluster) sums = attend_more(p, sums, s);
   while (sums.parts < kParts) sums.close_part();
-  store_dims(p, sums.in_whole, sums.whole.sum, blockIdx.z, head, 8 * run, s.position);
+#pragma unroll
+  for (int i = 0; i < 2 * Sums::kRuns; ++i) {
+    int own = warp_idx() + i / 2 * kWarps, run = cluster_rank() * kOwnRuns + own, head = first_head + lane_idx() / 4 + i % 2 * 8;
+    if (own >= kOwnRuns || run >= kHeadDim / 8 || head >= p.heads) continue;
+    float v[2] = {sums.in_whole[i / 2][i % 2 * 2], sums.in_whole[i / 2][i % 2 * 2 + 1]};
+    store_dims(p, v, sums.whole[i % 2].sum, blockIdx.z, head, 8 * run + lane_idx() % 4 * 2, s.position);
+  }
 }
 
 }  // namespace

@@ -355,6 +355,7 @@ FL_DEVICE void attend(const AttentionParams& p, Wide& s) {
   int first_head = blockIdx.y * kBlockHeads, rank = cluster_rank(), position = p.position[t];
   fetch_heads(p, t, first_head, s);
   copies_commit();
+  prefetch_angles(p, position);
   RowList list(p, position);
   int tiles = list.tiles(), each = tiles_of_part(tiles);
   int head = first_head + warp_idx() % 4 * 16 + lane_idx() / 4;

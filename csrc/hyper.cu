@@ -254,18 +254,6 @@ FL_DEVICE void store_mixing(const HyperPreParams& p, int64_t token, const float*
   if (inside) p.comb[(token * n + j) * n + k] = padded ? 0.0f : c;
 }
 
-// Brings this block's gains, and the scales and bases, to the second-level cache; as weights, before the wait.
-FL_DEVICE void prefetch_constants(const Gain& norm, int hidden, const float* scale, const float* base) {
-  constexpr int kLine = 128;
-  int width = norm.is_f32 ? 4 : 2, bytes = (hidden + kBlocks - 1) / kBlocks * width;
-  const char* at = threadIdx.x == 0 ? (const char*)scale : threadIdx.x == 1 ? (const char*)base : nullptr;
-  int offset = ((int)threadIdx.x - 2) * kLine, start = cluster_rank() * bytes;
-  if (offset >= 0 && offset < bytes && start + offset < hidden * width) at = (const char*)norm.data + start + offset;
-#if defined(__CUDA_ARCH__)
-  if (at != nullptr) asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
-#endif
-}
-
 // What follows the sums, a warp a token: pre, the norm over the cluster, and `meanwhile` between its two halves. `out` is the
 // first token's row.
 template <class Meanwhile>
@@ -305,7 +293,6 @@ FL_KERNEL_CLUSTER(kThreads, 1, kBlocks, hyper_pre, HyperPreParams) {
   Shared& s = *(Shared*)raw;
   int first = blockIdx.y * p.per_cluster, tokens = min(p.per_cluster, p.rows - first), n = p.n, width = n * p.hidden;
   auto row = [&](int t) { return p.position[first + t] < 0 ? nullptr : p.streams + (int64_t)(first + t) * width; };
-  prefetch_constants(p.norm, p.hidden, p.scale, p.base);
   share_sums_any<kMaxMix>(p.mix, width, (2 + n) * n, tokens, row, s);
   auto mixing = [&]() {
     int mine = cluster_rank();

@@ -34,33 +34,46 @@ FL_DEVICE uint64_t uniform_bits(uint64_t seed, uint32_t position) {
   return mix(mix(seed + golden) ^ ((uint64_t)position + 1) * golden) >> 40;
 }
 
+// What is asked of a row, read at once.
+struct Request {
+  float temperature, top_p, min_p;
+  int32_t top_k, position, slot;
+  uint64_t seed;
+
+  FL_DEVICE Request(const SampleParams& p, int64_t r)
+      : temperature(p.temperature[r]),
+        top_p(p.top_p[r]),
+        min_p(p.min_p[r]),
+        top_k(p.top_k[r]),
+        position(p.position[r]),
+        slot(p.slot[r / p.per_request]),
+        seed(p.seed[r]) {}
+};
+
 // The id drawn from what the filters keep, kNoId if that is nothing.
 template <int kBlocks>
-FL_DEVICE uint32_t draw(SampleRow<kBlocks>& row, const SampleParams& p, int64_t r) {
-  using Row = SampleRow<kBlocks>;
-  int top_k = p.top_k[r];
-  float top_p = p.top_p[r], min_p = p.min_p[r];
-  uint64_t bits = uniform_bits(p.seed[r], (uint32_t)p.position[r]);
-  // All but what has no mass.
-  Cut cut{kFar - 1, kNoId, kNoId};
-  if (top_k > 0 && top_k < row.vocab) {
+FL_DEVICE uint32_t draw(SampleRow<kBlocks>& row, int vocab, const Request& q) {
+  uint64_t bits = uniform_bits(q.seed, (uint32_t)q.position), top_k = (uint64_t)q.top_k;
+  Cut cut = Cut::after(kFar - 1);
+  if (q.top_k > 0 && q.top_k < vocab) {
     auto one = [](uint32_t distance) { return (uint64_t)(distance < kFar); };
-    cut = row.cut_reaching(cut, one, [=](uint64_t all) { return min((uint64_t)top_k, all); });
+    cut = row.cut_reaching(cut, one, [=](uint64_t all) { return min(top_k, all); });
   }
-  if (top_p < 1.0f) {
-    cut = row.cut_reaching(cut, [](uint32_t distance) { return Row::mass(distance); }, [=](uint64_t all) {
-      double part = (double)all * (top_p > 0.0f ? (double)top_p : 0.0);
+  if (q.top_p < 1.0f) {
+    double share = q.top_p > 0.0f ? (double)q.top_p : 0.0;
+    cut = row.cut_reaching(cut, [](uint32_t distance) { return mass_of(distance); }, [=](uint64_t all) {
+      double part = (double)all * share;
       uint64_t wanted = (uint64_t)part;
       wanted += (double)wanted < part ? 1 : 0;
       return wanted > 0 ? wanted : 1;
     });
   }
-  double least = (double)min_p * (double)((uint64_t)1 << kMassBits);
+  // No number is at least one that is none; a mass is a whole number.
+  uint64_t least = q.min_p > 0.0f ? (uint64_t)ceil(min((double)q.min_p, 2.0) * (double)((uint64_t)1 << kMassBits)) : 0;
   auto kept = [&](float x, uint32_t id) {
     uint32_t distance = row.distance(x);
-    if (!cut.keeps(distance, x, id)) return (uint64_t)0;
-    uint64_t mass = Row::mass(distance);
-    return min_p > 0.0f && (double)mass < least ? 0 : mass;
+    uint64_t mass = mass_of(distance);
+    return cut.keeps(distance, x, id) && mass >= least ? mass : 0;
   };
   // The first id whose sum exceeds uniform * total.
   return row.id_reaching(kept, [=](uint64_t total) { return (total >> 24) * bits + (((total & 0xffffffu) * bits) >> 24) + 1; });
@@ -70,10 +83,9 @@ FL_DEVICE uint32_t draw(SampleRow<kBlocks>& row, const SampleParams& p, int64_t 
 FL_DEVICE float key_value(uint32_t key) { return bits_float((key & 0x80000000u) != 0 ? key ^ 0x80000000u : ~key); }
 
 // One thread of the row's blocks.
-FL_DEVICE void finish(const SampleParams& p, int64_t r, int32_t token, Status status) {
+FL_DEVICE void finish(const SampleParams& p, int64_t r, const Request& q, int32_t token, Status status) {
   p.token[r] = token, p.status[r] = status;
-  int32_t position = p.position[r], slot = p.slot[r / p.per_request];
-  if (position >= 0 && slot >= 0 && slot < p.slots) p.carry[(int64_t)slot * 2 + position % 2] = token;
+  if (q.position >= 0 && q.slot >= 0 && q.slot < p.slots) p.carry[(int64_t)q.slot * 2 + q.position % 2] = token;
 }
 
 template <int kBlocks>
@@ -81,8 +93,9 @@ FL_DEVICE void sample_row(const SampleParams& p, unsigned char* shared) {
   SampleShared& s = *(SampleShared*)shared;
   int64_t r = blockIdx.x / kBlocks;
   bool writes = blockIdx.x % kBlocks == 0 && threadIdx.x == 0;
-  if (p.position[r] < 0) {
-    if (writes) finish(p, r, -1, kPadded);
+  Request q(p, r);
+  if (q.position < 0) {
+    if (writes) finish(p, r, q, -1, kPadded);
     return;
   }
   SampleRow<kBlocks> row(p, r, (float*)(shared + sizeof(SampleShared)), s);
@@ -97,18 +110,17 @@ FL_DEVICE void sample_row(const SampleParams& p, unsigned char* shared) {
   uint64_t best = row.largest(bad ? kBad : order_rank(top, at));
   int token = (int)rank_index(best);
   Status status = best == kBad || (uint32_t)(best >> 32) == order_key(-INFINITY) ? kBadRow : kDrawn;
-  float temperature = p.temperature[r];
-  if (status == kDrawn && temperature > 0.0f) {
+  if (status == kDrawn && q.temperature > 0.0f) {
     row.best = key_value((uint32_t)(best >> 32));
     // Of the smallest temperatures the inverse is no number.
-    row.scale = fminf(1.44269504f * (1 << kFractionBits) / temperature, 3.4028235e38f);
-    uint32_t drawn = draw(row, p, r);
+    row.scale = fminf(1.44269504f * (1 << kFractionBits) / q.temperature, 3.4028235e38f);
+    uint32_t drawn = draw(row, p.vocab, q);
     token = drawn == kNoId ? token : (int)drawn;
   } else if (kBlocks > 1) {
     // No block ends while others read what it found.
     cluster_sync();
   }
-  if (writes) finish(p, r, status == kDrawn ? token : -1, status);
+  if (writes) finish(p, r, q, status == kDrawn ? token : -1, status);
 }
 
 }  // namespace

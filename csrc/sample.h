@@ -17,7 +17,5 @@ typedef struct {
   int32_t vocab;
   int32_t per_request; /* samples of a request */
   int32_t slots;
-  int32_t run;    /* ids of a warp, a multiple of 128 */
-  int32_t staged; /* whether a block's logits fit its shared memory */
-  int32_t pad;
+  int32_t run; /* ids of a warp, a multiple of 128 */
 } SampleParams;

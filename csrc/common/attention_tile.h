@@ -24,7 +24,6 @@ constexpr int kRound = 2;
 constexpr int kOwnRuns = (kHeadDim / 8 + kCluster - 1) / kCluster;
 constexpr float kMasked = -INFINITY;
 static_assert(kTile == 8 * kWarps, "a warp scores eight rows of a tile");
-static_assert(kOwnRuns * kHeads <= kThreads, "a thread folds eight dims of a head");
 
 // The list of rows of a token: `window` of them from `window_start` on, then `compressed`.
 struct RowList {
@@ -46,13 +45,14 @@ struct RowList {
 struct Shared {
   union {
     uint16_t rows[kTile * kPitch];
-    float sums[kRound * kCluster][kOwnRuns][kHeads][8];
+    float4 sums[kRound * kCluster][kOwnRuns][kWarp];
   };
   uint16_t query[kHeads * kPitch];
   float scores[kHeads * kScorePitch];
   // Of the tiles that this block took, and of all tiles of the round.
   float largest[kRound][kHeads], sum[kRound][kHeads];
   float tile_largest[kRound * kCluster][kHeads], tile_sum[kRound * kCluster][kHeads];
+  float sink[kHeads];
   int position, tiles;
   uint8_t scales[kTile][kKvScales];
   // Of the round's tiles: a row's data, null if masked; and its scales.
@@ -75,6 +75,13 @@ FL_DEVICE void prefetch_lists(const AttentionParams& p, int64_t t) {
   if (at < p.window.width) prefetch(p.window.table + request * p.window.width + at);
   if (p.source != kCompressedNone && at < p.compressed.width) prefetch(p.compressed.table + request * p.compressed.width + at);
   if (p.source == kCompressedSelected && at < p.k) prefetch(p.selected + t * p.k + at);
+}
+
+// And what its output is turned by.
+FL_DEVICE void prefetch_angles(const AttentionParams& p, int position) {
+  constexpr int kLine = 128 / sizeof(float);
+  int at = threadIdx.x * kLine;
+  if (position >= 0 && at < kRopeDim) prefetch(p.rope + (int64_t)min(position, p.max_positions - 1) * kRopeDim + at);
 }
 
 // The row that stands at place i of the list, before it is checked; -1 past its end.

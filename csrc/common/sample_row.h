@@ -1,7 +1,7 @@
 // A row of logits as the blocks of a cluster share it out, and what `sample` asks of it: sums that are integers, so that they are the
 // same in every order, cuts in the order of likelihood, and ids by ascending sums.
 //
-// Likelihoods are powers of two, of a distance from the best id in units of 2^-24; so a mass is what the distance says alone.
+// Likelihoods are powers of two, of a distance from the best id in units of 2^-23; so a mass is what the distance says alone.
 #pragma once
 
 #include "../sample.h"
@@ -19,9 +19,9 @@ constexpr int kDigits = 1 << kDigitBits;
 constexpr int kLimbBits = 14;
 constexpr int kLimbs = 3;
 constexpr int kMassBits = 40;
-constexpr int kFractionBits = 24;
+constexpr int kFractionBits = 23;
 // A distance of 2^6 or more: no mass.
-constexpr uint32_t kFar = (1u << 30) - 1;
+constexpr uint32_t kFar = 64u << kFractionBits;
 // Up to so many ids are counted in every block's bins at once.
 constexpr uint64_t kScattered = 1024;
 constexpr uint32_t kNoId = 0xffffffffu;
@@ -37,14 +37,19 @@ struct __align__(16) SampleShared {
 };
 
 // What a filter keeps: ids nearer to the best than `distance`, and of those at it the ones whose falling key is below `key`, and of
-// those at it the ones up to `id`.
+// those at it the ones below `id`.
 struct Cut {
   uint32_t distance, key, id;
 
+  // All ids up to a distance.
+  FL_DEVICE static Cut after(uint32_t last) { return Cut{last + 1, 0, 0}; }
   FL_DEVICE bool keeps(uint32_t d, float x, uint32_t i) const {
-    if (d != distance) return d < distance;
-    uint32_t k = ~order_key(x);
-    return k < key || (k == key && i <= id);
+    bool kept = d < distance;
+    if ((key | id) != 0 && d == distance) {
+      uint32_t k = ~order_key(x);
+      kept = k < key || (k == key && i < id);
+    }
+    return kept;
   }
 };
 
@@ -72,20 +77,20 @@ FL_DEVICE uint64_t warp_total(uint64_t x) {
 }
 
 // In units of 2^-40 of the best id's, cut off.
-FL_DEVICE uint64_t mass_at(uint32_t distance) {
-  constexpr float kUnit = 1.0f / (1 << kFractionBits);
-  float fraction = quick_exp2(-(float)(distance & ((1u << kFractionBits) - 1)) * kUnit);
-  uint32_t bits = (uint32_t)(fraction * (1 << kFractionBits));
-  return (uint64_t)bits << (kMassBits - kFractionBits) >> (distance >> kFractionBits);
+FL_DEVICE uint64_t mass_of(uint32_t distance) {
+  constexpr uint32_t kFraction = (1u << kFractionBits) - 1;
+  // 1 plus the fraction, and from it 2 to the fraction's negative, in (1/2, 1]; in units of 2^-24.
+  uint32_t bits = float_bits(quick_exp2(1.0f - bits_float(0x3f800000u | (distance & kFraction))));
+  uint32_t whole = ((bits & kFraction) | (1u << kFractionBits)) << ((bits >> kFractionBits) - 126);
+  return (uint64_t)whole << (kMassBits - 24) >> min(distance >> kFractionBits, 63u);
 }
 
 template <int kBlocks>
 struct SampleRow {
   SampleShared& s;
-  // The warp's run: ids `first` .. of the row, from `values` on.
-  const float* values;
-  int first, run, vocab;
-  bool staged;
+  // The warp's run in shared memory: ids `first` .. of the row, -inf past its end.
+  float* values;
+  int first, run;
   float best, scale;
   int bins;
 
@@ -103,36 +108,29 @@ struct SampleRow {
   }
 
   FL_DEVICE SampleRow(const SampleParams& p, int64_t row, float* stage, SampleShared& s)
-      : s(s), run(p.run), vocab(p.vocab), staged(false), best(0.0f), scale(0.0f), bins(0) {
+      : s(s), run(p.run), best(0.0f), scale(0.0f), bins(0) {
     first = (rank() * kSampleWarps + warp_idx()) * run;
-    values = p.logits + row * p.vocab + first;
-    for (int i = threadIdx.x; i < 2 * kLimbs * kDigits; i += kSampleThreads) ((uint32_t*)s.bins)[i] = 0;
-    if (p.staged == 0) return;
-    float* to = stage + warp_idx() * run;
-    if (vocab % 4 == 0) {
+    values = stage + warp_idx() * run;
+    const float* from = p.logits + row * p.vocab + first;
+    int left = p.vocab - first;
+    if (p.vocab % 4 == 0) {
 #pragma unroll 8
       for (int at = 4 * lane_idx(); at < run; at += 4 * kWarp) {
         float4 none{-INFINITY, -INFINITY, -INFINITY, -INFINITY};
-        *(float4*)(to + at) = first + at < vocab ? *(const float4*)(values + at) : none;
+        *(float4*)(values + at) = at < left ? *(const float4*)(from + at) : none;
       }
     } else {
-      for (int at = 4 * lane_idx(); at < run; at += 4 * kWarp) *(float4*)(to + at) = quad(at);
+      for (int at = 4 * lane_idx(); at < run; at += 4 * kWarp) {
+        for (int i = at; i < at + 4; ++i) values[i] = i < left ? from[i] : -INFINITY;
+      }
     }
-    values = to, staged = true;
-  }
-
-  // Four logits of the run; -inf past the row's end.
-  FL_DEVICE float4 quad(int at) const {
-    int left = vocab - first - at;
-    if (staged || (left >= 4 && vocab % 4 == 0)) return *(const float4*)(values + at);
-    return float4{left > 0 ? values[at] : -INFINITY, left > 1 ? values[at + 1] : -INFINITY, left > 2 ? values[at + 2] : -INFINITY,
-                  left > 3 ? values[at + 3] : -INFINITY};
+    for (int i = threadIdx.x; i < 2 * kLimbs * kDigits; i += kSampleThreads) ((uint32_t*)s.bins)[i] = 0;
   }
 
   // f(logit, id) for this lane's four ids from `at` on, and for all of its ids.
   template <class F>
   FL_DEVICE void each_of(int at, F f) const {
-    float4 v = quad(at);
+    float4 v = *(const float4*)(values + at);
     uint32_t id = (uint32_t)(first + at);
     f(v.x, id), f(v.y, id + 1), f(v.z, id + 2), f(v.w, id + 3);
   }
@@ -143,11 +141,7 @@ struct SampleRow {
   }
 
   // How far a logit is from the best, times log2(e) / temperature.
-  FL_DEVICE uint32_t distance(float x) const {
-    float d = (best - x) * scale;
-    return d < (float)kFar ? (uint32_t)d : kFar;
-  }
-  FL_DEVICE static uint64_t mass(uint32_t distance) { return distance == kFar ? 0 : mass_at(distance); }
+  FL_DEVICE uint32_t distance(float x) const { return (uint32_t)fminf((best - x) * scale, (float)kFar); }
 
   // The largest of the blocks' values, to every thread.
   FL_DEVICE uint64_t largest(uint64_t x) {
@@ -175,7 +169,7 @@ struct SampleRow {
     for (int limb = 0; limb < kLimbs; ++limb) {
       if (limbs[limb] == 0) continue;
       uint32_t& bin = s.bins[bins][limb][digit];
-      if (!scattered) {
+      if (kBlocks == 1 || !scattered) {
         atomicAdd(&bin, limbs[limb]);
       } else {
 #pragma unroll
@@ -230,27 +224,28 @@ struct SampleRow {
   }
 
   // Where ids in ascending order of `code`, of 10 more bits than `shift`, reach what `wanted` makes of the whole, by what `measure`
-  // gives of a logit, an id and a code; `least` is the least that one with a code, or a smaller one, may measure. At most `ids`
-  // measure anything.
+  // gives of a logit, an id and a code; `least` is the least that one with a code, or a smaller one, may measure.
   template <class Code, class Measure, class Least, class Wanted>
-  FL_DEVICE Reached reach(int shift, Code code, Measure measure, Least least, uint64_t ids, Wanted wanted) {
-    uint32_t lead = 0;
-    uint64_t left = 0;
+  FL_DEVICE Reached reach(int shift, Code code, Measure measure, Least least, Wanted wanted) {
+    each([&](float x, uint32_t id) {
+      uint32_t c = code(x, id);
+      count(c >> shift, measure(x, id, c), false);
+    });
+    uint64_t left = choose_digit(false, wanted) - s.above;
+    uint32_t lead = s.digit;
     for (int level = shift;; level -= kDigitBits) {
-      bool scattered = ids <= kScattered;
-      each([&](float x, uint32_t id) {
-        uint32_t c = code(x, id);
-        if (level < shift && c >> (level + kDigitBits) != lead) return;
-        count(c >> level & (kDigits - 1), measure(x, id, c), scattered);
-      });
-      left = choose_digit(scattered, [&](uint64_t total) { return level == shift ? wanted(total) : left; }) - s.above;
-      lead = lead << kDigitBits | s.digit;
       uint32_t last = ((lead + 1) << level) - 1;
       uint64_t found = s.found, one = least(last);
       // All of them, for what is left takes the last of them.
       if (left + one > found) return Reached{last, true, 0};
       if (level == 0) return Reached{last, false, left};
-      ids = one == 0 ? ~(uint64_t)0 : found / one;
+      bool scattered = one != 0 && found / one <= kScattered;
+      each([&](float x, uint32_t id) {
+        uint32_t c = code(x, id);
+        if (c >> level == lead) count(c >> (level - kDigitBits) & (kDigits - 1), measure(x, id, c), scattered);
+      });
+      left = choose_digit(scattered, [&](uint64_t) { return left; }) - s.above;
+      lead = lead << kDigitBits | s.digit;
     }
   }
 
@@ -259,10 +254,9 @@ struct SampleRow {
   FL_DEVICE Cut cut_reaching(const Cut& cut, Measure measure, Wanted wanted) {
     auto by_distance = [&](float x, uint32_t) { return distance(x); };
     auto kept = [&](float x, uint32_t id, uint32_t d) { return cut.keeps(d, x, id) ? measure(d) : 0; };
-    Reached near = reach(2 * kDigitBits, by_distance, kept, measure, ~(uint64_t)0, wanted);
-    if (near.code > cut.distance || (near.whole && near.code == cut.distance)) return cut;
-    if (near.whole) return Cut{near.code, kNoId, kNoId};
-    return cut_ties(cut, near, measure(near.code));
+    Reached near = reach(2 * kDigitBits, by_distance, kept, measure, wanted);
+    if (!near.whole) return cut_ties(cut, near, measure(near.code));
+    return near.code < cut.distance ? Cut::after(near.code) : cut;
   }
 
   // The cut among ids at one distance, each measuring `one`: by the logits themselves, and of equal ones the smaller ids. Not
@@ -272,12 +266,12 @@ struct SampleRow {
     auto same = [=](uint32_t) { return one; };
     auto by_key = [&](float x, uint32_t) { return ~order_key(x); };
     auto at = [&](float x, uint32_t id, uint32_t) { return distance(x) == near.code && cut.keeps(near.code, x, id) ? one : 0; };
-    Reached tied = reach(3 * kDigitBits, by_key, at, same, ~(uint64_t)0, [&](uint64_t) { return near.left; });
-    if (tied.whole) return last && tied.code >= cut.key ? cut : Cut{near.code, tied.code, kNoId};
+    Reached tied = reach(3 * kDigitBits, by_key, at, same, [&](uint64_t) { return near.left; });
+    if (tied.whole) return last && tied.code >= cut.key ? cut : Cut{near.code, min(tied.code, kNoId - 1) + 1, 0};
     auto by_id = [](float, uint32_t id) { return id; };
     auto equal = [&](float x, uint32_t id, uint32_t) { return ~order_key(x) == tied.code ? at(x, id, 0) : 0; };
-    uint32_t id = reach(2 * kDigitBits, by_id, equal, same, ~(uint64_t)0, [&](uint64_t) { return tied.left; }).code;
-    return Cut{near.code, tied.code, last && tied.code == cut.key ? min(id, cut.id) : id};
+    uint32_t id = reach(2 * kDigitBits, by_id, equal, same, [&](uint64_t) { return tied.left; }).code;
+    return Cut{near.code, tied.code, last && tied.code == cut.key ? min(id + 1, cut.id) : id + 1};
   }
 
   // The id at which the sum of `measure` over ascending ids first reaches what `wanted` makes of the whole, kNoId if none does; to

@@ -1165,12 +1165,10 @@ pub struct SampleParams {
     pub per_request: i32,
     pub slots: i32,
     pub run: i32,
-    pub staged: i32,
-    pub pad: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of SampleParams"][::std::mem::size_of::<SampleParams>() - 112usize];
+    ["Size of SampleParams"][::std::mem::size_of::<SampleParams>() - 104usize];
     ["Alignment of SampleParams"][::std::mem::align_of::<SampleParams>() - 8usize];
     [
         "Offset of field: SampleParams::logits",
@@ -1217,12 +1215,6 @@ const _: () = {
     [
         "Offset of field: SampleParams::run",
     ][::std::mem::offset_of!(SampleParams, run) - 100usize];
-    [
-        "Offset of field: SampleParams::staged",
-    ][::std::mem::offset_of!(SampleParams, staged) - 104usize];
-    [
-        "Offset of field: SampleParams::pad",
-    ][::std::mem::offset_of!(SampleParams, pad) - 108usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

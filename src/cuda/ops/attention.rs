@@ -8,10 +8,10 @@ use crate::cuda::{CudaError, Kernel, Launch};
 use crate::ops::{Attention, Compressed, Dtype, HEAD_DIM};
 
 /// Of the kernel for few tokens: heads of a block, blocks of a cluster, and its `Shared`: 64 rows at a pitch of 520, their places
-/// and scales, and for each head a query, scores, and the denominators of two tiles and of a round's ten; and a length.
+/// and scales, and for each head a query, scores, a sink, and the denominators of two tiles and of a round's ten; and two lengths.
 const HEADS: usize = 16;
 const CLUSTER: usize = 5;
-const SHARED: usize = 2 * 520 * 64 + 64 * (8 + 2 * 16) + HEADS * (2 * 520 + 4 * 68 + 8 * (2 + 10)) + 8;
+const SHARED: usize = 2 * 520 * 64 + 64 * (8 + 2 * 16) + HEADS * (2 * 520 + 4 * 68 + 8 * (2 + 10) + 4) + 16;
 /// Of the kernel for many tokens: heads of a block, blocks of a cluster, and its `Wide`: queries, two tiles of 64 rows, and for each
 /// head half of its scores, its weights, and the denominators of two halves of a tile and of two parts; and a bit a row.
 const WIDE_HEADS: usize = 64;

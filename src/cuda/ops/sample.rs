@@ -14,19 +14,17 @@ const WARPS: usize = 16;
 const IDS: usize = 128;
 /// `SampleShared` of the kernel.
 const SHARED: usize = 25_904;
-/// A limb of a mass has 14 bits; its sum over a block's share of so many ids stays within 32.
-const MAX_VOCAB: usize = CLUSTER << 18;
 
 // SAFETY: generated from the kernel's header; gaps are explicit.
 unsafe impl Params for SampleParams {}
 
 pub(super) fn launch(op: &Sample, b: &Bound<'_>) -> Result<Launch, CudaError> {
     let n = op.samples;
-    b.at_most("vocabulary", op.vocab, MAX_VOCAB)?;
+    let most = b.all.shared_memory.saturating_sub(SHARED) / Dtype::F32.size() / (WARPS * IDS) * (WARPS * IDS);
+    b.at_most("vocabulary", op.vocab, CLUSTER * most)?;
     let blocks = if op.vocab <= ONE_BLOCK { 1 } else { CLUSTER };
     let run = op.vocab.div_ceil(blocks * WARPS * IDS) * IDS;
     let logits = WARPS * run * Dtype::F32.size();
-    let staged = SHARED + logits <= b.all.shared_memory;
     let params = SampleParams {
         logits: b.value("logits", &op.logits, Dtype::F32, n * op.vocab)?,
         temperature: b.value("temperature", &op.temperature, Dtype::F32, n)?,
@@ -43,9 +41,7 @@ pub(super) fn launch(op: &Sample, b: &Bound<'_>) -> Result<Launch, CudaError> {
         per_request: b.dim("samples of a request", op.per_request.max(1))?,
         slots: b.dim("state slots", op.carry.slots)?,
         run: b.dim("ids of a warp", run)?,
-        staged: i32::from(staged),
-        pad: 0,
     };
     let kernel = if blocks == 1 { Kernel::Sample } else { Kernel::SampleCluster };
-    Ok(Launch::new(kernel, [n * blocks, 1, 1], 512, SHARED + if staged { logits } else { 0 }, &params))
+    Ok(Launch::new(kernel, [n * blocks, 1, 1], 512, SHARED + logits, &params))
 }
