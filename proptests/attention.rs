@@ -20,7 +20,7 @@ use crate::support::{
 const POSITIONS: usize = 700;
 /// Tokens times groups of 16 heads from which on the kernel for many runs (src/cuda/ops/attention.rs).
 #[cfg(feature = "cuda")]
-const TOKENS_FOR_WIDE: usize = 64;
+const TOKENS_FOR_WIDE: usize = 48;
 const SCALE: f32 = 0.044_194_174;
 
 /// The compressed rows of a test.

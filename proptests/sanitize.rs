@@ -154,7 +154,12 @@ fn row_cases() -> Vec<Case> {
         router::build(&[0, 3], &logits, &bias, 2).case,
         router::build(&[0, 3], &logits, &hashed, 2).case,
         sample::build(&[sample::Row { temperature: 0.0, ..plain.clone() }, plain, filtered]).case,
-        sample::build(&[sample::Row { top_k: 40, top_p: 0.9, ..sample::Row::plain(&draw.normals(9000, 1.0)) }]).case,
+        sample::build(&[sample::Row {
+            top_k: 40,
+            top_p: 0.9,
+            ..sample::Row::plain(&draw.normals(9000, 1.0))
+        }])
+        .case,
     ]
 }
 

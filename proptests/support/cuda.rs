@@ -5,8 +5,8 @@
 use std::sync::{Arc, OnceLock};
 
 use flashlane::cuda::{
-    Backend, CudaError, DeviceResident, DeviceStep, DeviceWeight, DeviceWeights, Gpu,
-    IndexReader, MatrixFormat, Options, kernels_built,
+    Backend, CudaError, DeviceResident, DeviceStep, DeviceWeight, DeviceWeights, Gpu, IndexReader,
+    MatrixFormat, Options, kernels_built,
 };
 use flashlane::ops::Op;
 use flashlane::step::{Memory, Resident};

@@ -18,7 +18,7 @@ const WIDE_HEADS: usize = 64;
 const WIDE_CLUSTER: usize = 2;
 const WIDE: usize = 2 * 512 * (WIDE_HEADS + 2 * 64) + WIDE_HEADS * (4 * 64 + 2 * 64 + 8 * (2 + 2)) + 2 * 8;
 /// Tokens times groups of 16 heads from which on they are faster.
-const ENOUGH: usize = 64;
+const ENOUGH: usize = 48;
 
 // SAFETY: generated from the kernel's header; gaps are explicit.
 unsafe impl Params for AttentionParams {}
