@@ -3,8 +3,10 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use anyhow::{Context, bail};
-use flashlane::checkpoint::{Checkpoint, ModelConfig};
+#[cfg(feature = "cuda")]
+use anyhow::Context;
+use anyhow::bail;
+use flashlane::checkpoint::{self, Checkpoint, ModelConfig};
 #[cfg(feature = "cuda")]
 use flashlane::cuda::{Backend, IndexReader, Options, RunMode};
 use flashlane::engine::{Engine, EngineConfig, Generate, SamplingParams};
@@ -32,24 +34,21 @@ pub struct Loaded {
 }
 
 impl Loaded {
-    /// `tokenizer_json`: the bytes of the checkpoint's `tokenizer.json`; `defaults`: the model's own.
-    ///
-    /// # Errors
-    /// The tokenizer is not one that chat can be encoded with.
+    /// `defaults`: the model's own.
     pub fn new(
         engine: Arc<dyn Generate>,
-        tokenizer_json: &[u8],
+        tokenizer: ChatTokenizer,
         name: String,
         defaults: Defaults,
         args: &ModelArgs,
-    ) -> anyhow::Result<Self> {
-        let tokenizer = Arc::new(ChatTokenizer::from_bytes(tokenizer_json)?);
+    ) -> Self {
         let thinking = match args.thinking {
             Switch::Auto => defaults.thinking,
             Switch::On => true,
             Switch::Off => false,
         };
-        Ok(Self { engine, tokenizer, name, defaults: Defaults { thinking, ..defaults } })
+        let tokenizer = Arc::new(tokenizer);
+        Self { engine, tokenizer, name, defaults: Defaults { thinking, ..defaults } }
     }
 }
 
@@ -155,6 +154,7 @@ where
 {
     let (checkpoint, tokenizer, name) = open(args)?;
     let config = config(args, &checkpoint.config)?;
+    let tokenizer = ChatTokenizer::for_model(&tokenizer, &checkpoint.config)?;
     let engine = start(&checkpoint, config)?;
     tracing::info!(
         model = name,
@@ -167,7 +167,7 @@ where
     let thinking = args.model.is_some();
     let temperature = if thinking { 1.0 } else { 0.0 };
     let sampling = SamplingParams { temperature, ..SamplingParams::default() };
-    Loaded::new(Arc::new(engine), &tokenizer, name, Defaults { thinking, sampling }, args)
+    Ok(Loaded::new(Arc::new(engine), tokenizer, name, Defaults { thinking, sampling }, args))
 }
 
 /// The checkpoint, the bytes of its tokenizer and what it is called.
@@ -177,8 +177,7 @@ fn open(args: &ModelArgs) -> anyhow::Result<(Checkpoint, Cow<'static, [u8]>, Str
         return Ok((checkpoint, built_in::TOKENIZER.into(), "flashlane-tiny".to_owned()));
     };
     let checkpoint = Checkpoint::open(dir)?;
-    let path = dir.join("tokenizer.json");
-    let tokenizer = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let tokenizer = checkpoint::read_file(&dir.join("tokenizer.json"))?;
     let whole = dir.canonicalize().unwrap_or_else(|_| dir.clone());
     let name = whole.file_name().map_or_else(|| "model".to_owned(), |n| n.to_string_lossy().into_owned());
     Ok((checkpoint, tokenizer.into(), name))
