@@ -22,5 +22,5 @@ typedef struct {
   int32_t format;
   int32_t max_positions;
   float scale;
-  int32_t parts; /* of the rows, where a block takes them all */
+  int32_t pad;
 } AttentionParams;

@@ -1,15 +1,14 @@
-// attention for steps of many tokens: 64 heads share each row that is read, on whole warpgroups.
+// attention for steps of many tokens: 64 heads share each row that is read, on whole warpgroups. The same bits as attention.cu; the
+// launch chooses by the number of tokens.
 //
-// The same operation as attention.cu, with other sums: an executor runs one of the two for every number of tokens
-// (`Options::attention`). Bytes: as there, but a row is read once, not once for every 16 heads.
-// Measured on an H200 with cold caches, 640 fp8 rows: 36.6 us for 64 tokens where attention.cu takes 80.8, 137 for 256 where it
-// takes 310; for 1 token 33.8 where it takes 15.3.
-// Notes: (1) a cluster of 2 or 4 blocks cuts a token's tiles of 64 rows into as many parts by their number alone, and folds
-// them in order; (2) both products are wgmma: queries and rows are the operands of the first, weights in registers and the
-// same rows those of the second; a warpgroup has half of the dims in each, and the halves of the scores meet in shared
-// memory; (3) a tile's rows are on their way to registers during the first product, and are expanded to bf16 during the
-// second; (4) eight rows are a warp's, found three steps ahead: number, page, address; (5) of 33.8 us, 7 pass before the
-// first tile, 4 a tile, and 5 in the fold, whose reads of the other block's shared memory are slow: next to do.
+// Bytes: as there, but a row is read once, not once for every 16 heads.
+// Notes: (1) a cluster of two blocks has the two parts of a token's tiles; each block folds half of the dims, whose sums the other
+// sends it; (2) both products are wgmma: queries and rows are the operands of the first, weights in registers and the same rows
+// those of the second; (3) a warpgroup has half of the dims in each product, and between them half of the rows: it gives the other
+// its sums of the other's rows, and its weights; (4) a tile's values are summed from zero, 64 dims at a time, and folded into the
+// part's; (5) a tile's rows are on their way to registers during the products of the one before, and are expanded to bf16 while
+// scores are summed; (6) eight rows are a warp's, found steps ahead: number, page, address; (7) where a block has too little
+// shared memory for it (sm_120a) it is not launched, and there its registers spill.
 #include "attention.h"
 
 #include "common/attention_fold.h"
@@ -24,26 +23,21 @@ namespace {
 constexpr int kBlockHeads = kGroupRows;
 constexpr int kWords = kHeadDim * kTile;
 
-// The rows of a tile and of the next; between the products the half sums lie where the next will; then the sums of the part.
+// The rows of a tile and of the next, then the parts' sums of the dims that this block folds; and what the warpgroups tell each
+// other of a tile: half sums of scores, weights, and for each head the largest score and the sum of weights.
 struct Wide {
   uint16_t query[kHeadDim * kBlockHeads];
   union {
     uint16_t rows[2][kWords];
-    float out[kHeadDim * kBlockHeads];
+    float sums[kHeadDim * kBlockHeads];
   };
-  float largest[kBlockHeads], sum[kBlockHeads];
+  float4 scores[2][4][kGroupThreads];
+  uint4 weights[4][kGroupThreads];
+  float tile_largest[2][kBlockHeads], tile_sum[2][kBlockHeads];
+  float largest[kParts][kBlockHeads], sum[kParts][kBlockHeads];
   // A bit a row of a tile: whether it is there.
   __align__(8) uint8_t present[2][kWarps];
 };
-
-// exp(x) within a few roundings of x.
-FL_DEVICE float quick_exp(float x) {
-#if defined(__CUDA_ARCH__)
-  return __expf(x);
-#else
-  return expf(x);
-#endif
-}
 
 FL_DEVICE uint32_t round_pair(float low, float high) {
 #if defined(__CUDA_ARCH__)
@@ -89,7 +83,7 @@ struct Ahead {
 };
 
 // A lane's units of a tile in the fp8 format: every fourth of its row.
-struct Units {
+struct WideUnits {
   static constexpr int kCodes = kNopeDim / 16, kEach = kKvData / 16 / 4;
   uint4 raw[kEach];
   uint2 scales;
@@ -150,225 +144,241 @@ FL_DEVICE void fetch_heads(const AttentionParams& p, int64_t t, int first_head, 
   }
 }
 
-// The running softmax of this lane's two heads; the four lanes of a head hold the same.
-struct Softmax {
-  float largest[2], sum[2];
+// A warpgroup's half of a tile's rows: scores of this lane's two heads, two neighbours of each eight rows.
+struct Half {
+  float c[4][4];
 
-  FL_DEVICE Softmax(const AttentionParams& p, int first_head, bool counts_sink) {
+  // The halves of the sums meet, are scaled and masked.
+  FL_DEVICE Half(const float (&sums)[8][4], int group, uint32_t present, float scale, Wide& s) {
+    int thread = threadIdx.x % kGroupThreads, q = lane_idx() % 4;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      int head = first_head + warp_idx() % 4 * 16 + lane_idx() / 4 + 8 * i;
-      // One of -inf adds nothing; the floor keeps the differences below finite.
-      float sink = counts_sink && head < p.heads ? p.sink[head] : -INFINITY;
-      largest[i] = fmaxf(sink, -1e30f);
-      sum[i] = expf(sink - largest[i]);
+    for (int n = 0; n < 4; ++n) {
+      float give[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) give[i] = group == 0 ? sums[n + 4][i] : sums[n][i], c[n][i] = group == 0 ? sums[n][i] : sums[n + 4][i];
+      s.scores[group][n][thread] = float4{give[0], give[1], give[2], give[3]};
+    }
+    __syncthreads();
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      float4 other = s.scores[1 - group][n][thread];
+      c[n][0] += other.x, c[n][1] += other.y, c[n][2] += other.z, c[n][3] += other.w;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) c[n][i] *= scale;
+    }
+    if (present == 0xffffffffu) return;
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) c[n][i] = present >> (8 * n + 2 * q + i % 2) & 1 ? c[n][i] : kMasked;
     }
   }
 
-  // Scores to weights, the left operand of the second product; and what the sums so far shrink by.
-  FL_DEVICE void weigh(float (&c)[8][4], uint32_t (&weights)[4][4], float (&rescale)[2]) {
+  // Of head i; the four lanes of a head get the same. Sums are in the order of attention.cu.
+  FL_DEVICE float largest(int i) const {
+    float top = kFloor;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      // Each in four runs: the maximum is the same in any order, the sum's is this one. fmaxf would pass over a NaN; the
-      // exponential below keeps it.
-      float tops[4], totals[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll
-      for (int n = 0; n < 16; ++n) {
-        float score = c[n / 2][2 * i + n % 2];
-        tops[n % 4] = n < 4 ? score : fmaxf(tops[n % 4], score);
-      }
-      float top = fmaxf(fmaxf(tops[0], tops[1]), fmaxf(tops[2], tops[3]));
-      top = fmaxf(top, __shfl_xor_sync(kFullMask, top, 1));
-      top = fmaxf(top, __shfl_xor_sync(kFullMask, top, 2));
-      top = fmaxf(largest[i], top);
-      rescale[i] = quick_exp(largest[i] - top);
-#pragma unroll
-      for (int n = 0; n < 16; ++n) {
-        float& x = c[n / 2][2 * i + n % 2];
-        x = quick_exp(x - top), totals[n % 4] += x;
-      }
-      float total = (totals[0] + totals[1]) + (totals[2] + totals[3]);
-      total += __shfl_xor_sync(kFullMask, total, 1);
-      total += __shfl_xor_sync(kFullMask, total, 2);
-      sum[i] = fmaf(sum[i], rescale[i], total), largest[i] = top;
-    }
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) weights[k][i] = round_pair(c[2 * k + i / 2][i % 2 * 2], c[2 * k + i / 2][i % 2 * 2 + 1]);
-    }
+    for (int n = 0; n < 4; ++n) top = fmaxf(top, fmaxf(c[n][2 * i], c[n][2 * i + 1]));
+    top = fmaxf(top, __shfl_xor_sync(kFullMask, top, 1));
+    return fmaxf(top, __shfl_xor_sync(kFullMask, top, 2));
+  }
+  FL_DEVICE float sum(int i) const {
+    float low = (c[0][2 * i] + c[2][2 * i]) + (c[0][2 * i + 1] + c[2][2 * i + 1]);
+    float high = (c[1][2 * i] + c[3][2 * i]) + (c[1][2 * i + 1] + c[3][2 * i + 1]), sum = low + high;
+    sum += __shfl_xor_sync(kFullMask, sum, 1);
+    return sum + __shfl_xor_sync(kFullMask, sum, 2);
   }
 };
 
-// The halves of the scores meet, are scaled and masked.
-FL_DEVICE void meet_scores(float (&c)[8][4], float4* between, const uint8_t* present, float scale) {
-  int group = threadIdx.x / kGroupThreads, thread = threadIdx.x % kGroupThreads, q = lane_idx() % 4;
-  float4 *mine = between + group * 8 * kGroupThreads, *other = between + (1 - group) * 8 * kGroupThreads;
+// A tile's scores to weights, the left operand of the second product; what the sums so far and the tile's are multiplied by.
+FL_DEVICE void weigh(Half& half, int group, Denominator (&part)[2], uint32_t (&weights)[4][4], float (&keep)[2], float (&add)[2],
+                     Wide& s) {
+  int thread = threadIdx.x % kGroupThreads, head = warp_idx() % 4 * 16 + lane_idx() / 4;
+  bool tells = lane_idx() % 4 == 0;
 #pragma unroll
-  for (int n = 0; n < 8; ++n) mine[n * kGroupThreads + thread] = float4{c[n][0], c[n][1], c[n][2], c[n][3]};
+  for (int i = 0; i < 2; ++i) {
+    float largest = half.largest(i);
+    if (tells) s.tile_largest[group][head + 8 * i] = largest;
+  }
   __syncthreads();
-  uint2 here = *(const uint2*)present;
+  float largest[2];
 #pragma unroll
-  for (int n = 0; n < 8; ++n) {
-    float4 half = other[n * kGroupThreads + thread];
-    c[n][0] += half.x, c[n][1] += half.y, c[n][2] += half.z, c[n][3] += half.w;
+  for (int i = 0; i < 2; ++i) {
+    // fmaxf would pass over a NaN; the exponential keeps it.
+    largest[i] = fmaxf(s.tile_largest[0][head + 8 * i], s.tile_largest[1][head + 8 * i]);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) c[n][i] *= scale;
+    for (int n = 0; n < 8; ++n) {
+      float& x = half.c[n / 2][2 * i + n % 2];
+      x = quick_exp(x - largest[i]);
+    }
+    float sum = half.sum(i);
+    if (tells) s.tile_sum[group][head + 8 * i] = sum;
   }
-  if ((here.x & here.y) == 0xffffffffu) return;
 #pragma unroll
-  for (int n = 0; n < 8; ++n) {
-    uint32_t bits = (n < 4 ? here.x : here.y) >> (8 * (n % 4) + 2 * q);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) c[n][i] = bits >> (i % 2) & 1 ? c[n][i] : kMasked;
+  for (int k = 0; k < 2; ++k) {
+    auto pair = [&](int i) { return round_pair(half.c[2 * k + i / 2][i % 2 * 2], half.c[2 * k + i / 2][i % 2 * 2 + 1]); };
+    s.weights[2 * group + k][thread] = uint4{pair(0), pair(1), pair(2), pair(3)};
   }
-}
-
-FL_DEVICE void shrink(float (&acc)[32][4], const float (&rescale)[2]) {
-  if (!__any_sync(kFullMask, rescale[0] != 1.0f || rescale[1] != 1.0f)) return;
+  __syncthreads();
 #pragma unroll
-  for (int n = 0; n < 32; ++n) acc[n][0] *= rescale[0], acc[n][1] *= rescale[0], acc[n][2] *= rescale[1], acc[n][3] *= rescale[1];
+  for (int k = 0; k < 4; ++k) {
+    uint4 four = s.weights[k][thread];
+    weights[k][0] = four.x, weights[k][1] = four.y, weights[k][2] = four.z, weights[k][3] = four.w;
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    float sum = s.tile_sum[0][head + 8 * i] + s.tile_sum[1][head + 8 * i];
+    Fold fold = part[i].fold(Denominator(largest[i], sum));
+    keep[i] = fold.keep, add[i] = fold.add;
+  }
 }
 
 // A tile's rows, once they are there, to shared memory.
 template <int kFormat>
-FL_DEVICE void place_rows(const Units& units, const Ahead& ahead, int buffer, Wide& s) {
+FL_DEVICE void place_rows(const WideUnits& units, const Ahead& ahead, bool here, int buffer, Wide& s) {
   if (kFormat == kKvFp8) {
     units.expand(s.rows[buffer]);
   } else {
     copy_rows(ahead, s.rows[buffer]);
     copies_commit();
   }
-  unsigned here = __ballot_sync(kFullMask, ahead.data != nullptr);
-  if (lane_idx() == 0) s.present[buffer][warp_idx()] = (uint8_t)here;
+  unsigned rows = __ballot_sync(kFullMask, here);
+  if (lane_idx() == 0) s.present[buffer][warp_idx()] = (uint8_t)rows;
 }
 
-// The sums of tiles tile .. last - 1.
+// Rows of the tile at whose address `ahead` is, on their way; `ahead` goes on to the next.
 template <int kFormat>
-FL_DEVICE void attend_tiles(const AttentionParams& p, const RowList& list, int64_t t, int tile, int last, Softmax& softmax,
-                            float (&acc)[32][4], Wide& s) {
+FL_DEVICE bool fetch_rows(WideUnits& units, Ahead& ahead, int tile) {
+  bool here = ahead.data != nullptr;
+  if (kFormat == kKvFp8) units.load(ahead), ahead.address(tile + 1), ahead.ask(tile + 2);
+  return here;
+}
+
+// The sums of tiles tile .. last - 1 folded in order.
+template <int kFormat>
+FL_DEVICE void attend_tiles(const AttentionParams& p, const RowList& list, int64_t t, int tile, int last, Denominator (&part)[2],
+                            float (&acc)[8 * kSlices][4], Wide& s) {
   // From one lane, so that the compiler sees that a warp has one: descriptors then live in uniform registers.
-  int half = __shfl_sync(kFullMask, (int)threadIdx.x / kGroupThreads, 0), buffer = 0;
+  int group = __shfl_sync(kFullMask, (int)threadIdx.x / kGroupThreads, 0), buffer = 0;
   if (tile >= last) return;
   Ahead ahead(p, list, t, tile);
-  Units units;
-  if (kFormat == kKvFp8) units.load(ahead);
-  place_rows<kFormat>(units, ahead, buffer, s);
-  ahead.address(tile + 1);
-  ahead.ask(tile + 2);
+  WideUnits units;
+  bool here = fetch_rows<kFormat>(units, ahead, tile);
+  place_rows<kFormat>(units, ahead, here, buffer, s);
+  if (kFormat != kKvFp8) ahead.address(tile + 1), ahead.ask(tile + 2);
+  if (tile + 1 < last) here = fetch_rows<kFormat>(units, ahead, tile + 1);
 #pragma unroll 1
   for (; tile < last; ++tile, buffer = 1 - buffer) {
-    bool more = tile + 1 < last;
     copies_wait<0>();
     columns_written();
     __syncthreads();
-    float c[8][4], rescale[2];
-    multiply_scores(c, s.query, s.rows[buffer], half);
-    if (kFormat == kKvFp8 && more) units.load(ahead);
-    group_wait<64>(c);
-    meet_scores(c, (float4*)s.rows[1 - buffer], s.present[buffer], p.scale);
-    uint32_t weights[4][4];
-    softmax.weigh(c, weights, rescale);
-    shrink(acc, rescale);
-    multiply_values(acc, weights, s.rows[buffer], half);
-    __syncthreads();
-    if (more) {
-      place_rows<kFormat>(units, ahead, 1 - buffer, s);
-      ahead.address(tile + 2);
-      ahead.ask(tile + 3);
+    float c[8][4], keep[2], add[2];
+    multiply_scores(c, s.query, s.rows[buffer], group);
+    if (tile + 1 < last) {
+      place_rows<kFormat>(units, ahead, here, 1 - buffer, s);
+      if (kFormat != kKvFp8) ahead.address(tile + 2), ahead.ask(tile + 3);
+      if (tile + 2 < last) here = fetch_rows<kFormat>(units, ahead, tile + 2);
     }
-    group_wait<256>(acc);
+    group_wait<64>(c);
+    uint32_t weights[4][4];
+    Half half(c, group, *(const uint32_t*)&s.present[buffer][4 * group], p.scale, s);
+    weigh(half, group, part, weights, keep, add, s);
+#pragma unroll
+    for (int slice = 0; slice < kSlices; ++slice) {
+      multiply_values(c, weights, s.rows[buffer], group * kSlices + slice);
+      group_wait<64>(c);
+#pragma unroll
+      for (int n = 0; n < 32; ++n) {
+        float& sum = acc[8 * slice + n / 4][n % 4];
+        sum = fmaf(add[n / 2 % 2], c[n / 4][n % 4], sum * keep[n / 2 % 2]);
+      }
+    }
   }
 }
 
-// A part's sums as [dim / 8][head][dim % 8].
-FL_DEVICE int out_at(int head, int dim) { return (dim / 8 * kBlockHeads + head) * 8 + dim % 8; }
+// Where the sums of a part lie in the block that folds them: [part][dim / 8][head][dim % 8].
+FL_DEVICE int sum_at(int part, int head, int dim) {
+  return ((part * (kHeadDim / kParts / 8) + dim / 8) * kBlockHeads + head) * 8 + dim % 8;
+}
 
-FL_DEVICE void spill_part(const float (&acc)[32][4], const Softmax& softmax, Wide& s) {
-  int group = threadIdx.x / kGroupThreads, q = lane_idx() % 4, head = warp_idx() % 4 * 16 + lane_idx() / 4;
+// A part's sums to the blocks that fold them.
+FL_DEVICE void send_part(const float (&acc)[8 * kSlices][4], const Denominator (&part)[2], Wide& s) {
+  constexpr int kOwn = kHeadDim / kParts;
+  int group = threadIdx.x / kGroupThreads, q = lane_idx() % 4, head = warp_idx() % 4 * 16 + lane_idx() / 4, rank = cluster_rank();
 #pragma unroll
-  for (int n = 0; n < 32; ++n) {
-    int dim = group * kHalfDims + 8 * n + 2 * q;
-    *(float2*)(s.out + out_at(head, dim)) = float2{acc[n][0], acc[n][1]};
-    *(float2*)(s.out + out_at(head + 8, dim)) = float2{acc[n][2], acc[n][3]};
+  for (int n = 0; n < 8 * kSlices; ++n) {
+    int first = group * kHalfDims + 8 * n, dim = first % kOwn + 2 * q;
+    float* sums = (float*)cluster_peer(s.sums, first / kOwn);
+    *(float2*)(sums + sum_at(rank, head, dim)) = float2{acc[n][0], acc[n][1]};
+    *(float2*)(sums + sum_at(rank, head + 8, dim)) = float2{acc[n][2], acc[n][3]};
   }
-  if (group == 0 && q == 0) {
+  if (group == 0 && q < kParts) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) s.largest[head + 8 * i] = softmax.largest[i], s.sum[head + 8 * i] = softmax.sum[i];
+    for (int i = 0; i < 2; ++i) {
+      *(float*)cluster_peer(&s.largest[rank][head + 8 * i], q) = part[i].largest;
+      *(float*)cluster_peer(&s.sum[rank][head + 8 * i], q) = part[i].sum;
+    }
   }
 }
 
 // The parts folded in order: a thread has one head and every kStep-th eight of the block's share of the dims.
-template <int kBlocks>
-FL_DEVICE void merge_parts(const AttentionParams& p, const Wide& s, int64_t t, int first_head, int position) {
-  constexpr int kEach = kHeadDim / 8 / kBlocks, kStep = kThreads / kBlockHeads, kBatch = 8 / kBlocks;
-  int head = warp_idx() * 8 + lane_idx() % 8, first = cluster_rank() * kEach + lane_idx() / 8;
+FL_DEVICE void fold_parts(const AttentionParams& p, const Wide& s, int64_t t, int first_head, int position) {
+  constexpr int kOwn = kHeadDim / kParts, kStep = 8 * kThreads / kBlockHeads;
+  int head = warp_idx() * 8 + lane_idx() % 8, swap = lane_idx() / 4 % 2;
   if (first_head + head >= p.heads) return;
-  float largest[kBlocks], sum[kBlocks];
+  Denominator whole(s.largest[0][head], s.sum[0][head]);
+  float keep[kParts], add[kParts];
 #pragma unroll
-  for (int b = 0; b < kBlocks; ++b) largest[b] = *cluster_peer(&s.largest[head], b), sum[b] = *cluster_peer(&s.sum[head], b);
-#pragma unroll 1
-  for (int n = 0; n < kEach; n += kStep * kBatch) {
-    float4 parts[kBatch][kBlocks][2];
+  for (int b = 1; b < kParts; ++b) {
+    Fold fold = whole.fold(Denominator(s.largest[b][head], s.sum[b][head]));
+    keep[b] = fold.keep, add[b] = fold.add;
+  }
+#pragma unroll 2
+  for (int dim = lane_idx() / 8 * 8; dim < kOwn; dim += kStep) {
+    float v[8];
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
+    for (int b = 0; b < kParts; ++b) {
+      // Half of the lanes begin with the upper four, so that eight of them meet no bank twice.
+      const float4* from = (const float4*)(s.sums + sum_at(b, head, dim));
+      float4 first = from[swap], second = from[1 - swap], low = swap ? second : first, high = swap ? first : second;
+      float other[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
-      for (int b = 0; b < kBlocks; ++b) {
-        const float4* from = (const float4*)cluster_peer(s.out + out_at(head, 8 * (first + n + i * kStep)), b);
-        parts[i][b][0] = from[0], parts[i][b][1] = from[1];
-      }
+      for (int d = 0; d < 8; ++d) v[d] = b == 0 ? other[d] : fmaf(add[b], other[d], v[d] * keep[b]);
     }
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      float4 low = parts[i][0][0], high = parts[i][0][1];
-      float v[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}, total = sum[0], top = largest[0];
-#pragma unroll
-      for (int b = 1; b < kBlocks; ++b) {
-        low = parts[i][b][0], high = parts[i][b][1];
-        float other[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-        Fold fold(top, largest[b]);
-#pragma unroll
-        for (int d = 0; d < 8; ++d) v[d] = fold.sum(v[d], other[d]);
-        total = fold.sum(total, sum[b]), top = fold.largest;
-      }
-      store_dims(p, v, total, t, first_head + head, 8 * (first + n + i * kStep), position);
-    }
+    store_dims(p, v, whole.sum, t, first_head + head, cluster_rank() * kOwn + dim, position);
   }
 }
 
-template <int kBlocks>
 FL_DEVICE void attend(const AttentionParams& p, Wide& s) {
   int64_t t = blockIdx.z;
+  prefetch_lists(p, t);
   int first_head = blockIdx.y * kBlockHeads, rank = cluster_rank(), position = p.position[t];
   fetch_heads(p, t, first_head, s);
   copies_commit();
+  prefetch_angles(p, position);
   RowList list(p, position);
-  int tiles = (list.window + list.compressed + kTile - 1) / kTile, each = (tiles + kBlocks - 1) / kBlocks;
-  float acc[32][4] = {};
-  Softmax softmax(p, first_head, rank == 0);
+  int tiles = list.tiles(), each = tiles_of_part(tiles);
+  int head = first_head + warp_idx() % 4 * 16 + lane_idx() / 4;
+  auto sink = [&](int h) { return rank == 0 && h < p.heads ? p.sink[h] : -INFINITY; };
+  Denominator part[2] = {Denominator(sink(head)), Denominator(sink(head + 8))};
+  float acc[8 * kSlices][4] = {};
   if (p.format == kKvFp8) {
-    attend_tiles<kKvFp8>(p, list, t, rank * each, min(tiles, rank * each + each), softmax, acc, s);
+    attend_tiles<kKvFp8>(p, list, t, rank * each, min(tiles, rank * each + each), part, acc, s);
   } else {
-    attend_tiles<kKvBf16>(p, list, t, rank * each, min(tiles, rank * each + each), softmax, acc, s);
+    attend_tiles<kKvBf16>(p, list, t, rank * each, min(tiles, rank * each + each), part, acc, s);
   }
   copies_wait<0>();
-  __syncthreads();
-  spill_part(acc, softmax, s);
+  // Every block is done with its rows, and the sums may lie over them.
   cluster_sync();
-  merge_parts<kBlocks>(p, s, t, first_head, position);
+  send_part(acc, part, s);
   cluster_sync();
+  fold_parts(p, s, t, first_head, position);
 }
 
 }  // namespace
 
-FL_KERNEL_CLUSTER(kThreads, 1, 2, attention_wide_2, AttentionParams) {
+FL_KERNEL_CLUSTER(kThreads, 1, kParts, attention_wide, AttentionParams) {
   FL_DYNAMIC_SHARED(raw);
   pdl_wait();
-  attend<2>(p, *(Wide*)raw);
-}
-
-FL_KERNEL_CLUSTER(kThreads, 1, 4, attention_wide_4, AttentionParams) {
-  FL_DYNAMIC_SHARED(raw);
-  pdl_wait();
-  attend<4>(p, *(Wide*)raw);
+  attend(p, *(Wide*)raw);
 }

@@ -1,4 +1,4 @@
-/* Parameters of the sample kernel. */
+/* Parameters of the sample kernels. */
 #pragma once
 #include <stdint.h>
 
@@ -17,5 +17,5 @@ typedef struct {
   int32_t vocab;
   int32_t per_request; /* samples of a request */
   int32_t slots;
-  int32_t pad;
+  int32_t run; /* ids of a warp, a multiple of 128 */
 } SampleParams;

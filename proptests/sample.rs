@@ -163,6 +163,29 @@ fn draws_follow_the_probabilities() {
     assert_ne!(sample_uniform(1, 2), sample_uniform(2, 1));
 }
 
+/// Rows that several blocks share, of a length that nothing divides: filters one by one and together, likely ids far apart, and as
+/// many ties as ids, of which the smaller are kept.
+#[test]
+fn long_rows_are_the_oracles() {
+    let vocab = 9001;
+    let mut draw = Draw::new(9);
+    let row = Row { temperature: 0.4, ..Row::plain(&draw.normals(vocab, 3.0)) };
+    let even = Row::plain(&vec![-0.5; vocab]);
+    let kinds = [
+        Row { top_p: 0.9, ..row.clone() },
+        Row { top_k: 30, ..row.clone() },
+        Row { top_k: 300, top_p: 0.5, min_p: 0.02, ..row.clone() },
+        Row { top_k: 5000, ..even.clone() },
+        Row { top_p: 0.25, ..even },
+        Row { temperature: 0.0, ..row },
+    ];
+    let seeded = |seed| kinds.iter().map(move |kind| Row { seed, ..kind.clone() });
+    let clear = |row: &Row| row.temperature == 0.0 || margin(row) > 2e-6;
+    let rows: Vec<Row> = (0..4).flat_map(seeded).filter(clear).collect();
+    assert!(rows.len() > 18);
+    run(&rows);
+}
+
 /// The margins by which every decision of a row was made, as shares of the mass: small ones are left out of comparison.
 fn margin(row: &Row) -> f64 {
     let t = f64::from(row.temperature);

@@ -37,8 +37,8 @@ fn built() -> BTreeSet<String> {
     kernels.filter(|k| !TWINS.iter().any(|twin| k.starts_with(twin))).collect()
 }
 
-/// One row in decode, of more heads than one, over window rows and what else a layer has; and as many rows as take a block
-/// each.
+/// One row in decode, of more heads than one, over window rows and what else a layer has; and as many rows as blocks of 64 heads
+/// are for.
 fn attention_cases() -> Vec<Case> {
     let one = |ratio, format, positions: &[i32]| {
         let mut setup =
@@ -46,12 +46,13 @@ fn attention_cases() -> Vec<Case> {
         setup.dtype = Dtype::Bf16;
         setup.build().case
     };
-    let block: Vec<i32> = (100..150).collect();
+    let many: Vec<i32> = (100..164).collect();
     vec![
         one(None, KvFormat::Fp8, &[130]),
         one(Some(4), KvFormat::Bf16, &[130]),
         one(Some(128), KvFormat::Fp8, &[300]),
-        one(Some(4), KvFormat::Fp8, &block),
+        one(Some(4), KvFormat::Fp8, &many),
+        one(Some(128), KvFormat::Fp8, &many),
     ]
 }
 
@@ -153,6 +154,12 @@ fn row_cases() -> Vec<Case> {
         router::build(&[0, 3], &logits, &bias, 2).case,
         router::build(&[0, 3], &logits, &hashed, 2).case,
         sample::build(&[sample::Row { temperature: 0.0, ..plain.clone() }, plain, filtered]).case,
+        sample::build(&[sample::Row {
+            top_k: 40,
+            top_p: 0.9,
+            ..sample::Row::plain(&draw.normals(9000, 1.0))
+        }])
+        .case,
     ]
 }
 
@@ -216,7 +223,7 @@ fn beside_steps(backend: &Arc<dyn Backend>) {
     }
 }
 
-fn device() -> Option<Arc<dyn Backend>> {
+pub(crate) fn device() -> Option<Arc<dyn Backend>> {
     #[cfg(feature = "emulator")]
     let other = || Some(Arc::new(flashlane::cuda::Emulator::new(1)) as Arc<dyn Backend>);
     #[cfg(not(feature = "emulator"))]
@@ -245,7 +252,6 @@ fn every_kernel_once() {
     let sized = |multiprocessors| Arc::new(recorder.as_if(multiprocessors, recorder.shared_memory()));
     for (name, cases) in cases {
         let other = match name {
-            "attention" => vec![plain().wide_attention()],
             "linear" => vec![Cuda::new("device, one multiprocessor", sized(1))],
             "index" => {
                 let of = |multiprocessors| Cuda::new("device of a size", sized(multiprocessors));

@@ -1,20 +1,51 @@
-// How parts of a query's rows become one, and how the whole is stored.
+// How tiles of a query's rows become parts, and parts the whole; and how that is stored. Both kernels of `attention` add in this
+// order, so a row's bits do not tell which of them ran.
 #pragma once
 
 #include "../attention.h"
 #include "mma.h"
 #include "rows.h"
 
-// Two parts of the rows as one: sums at `largest` and a later part's at `other`.
+// The largest score counts as at least this, so that differences stay finite where nothing is seen.
+constexpr float kFloor = -1e30f;
+
+// exp(x) within a few roundings of x.
+FL_DEVICE float quick_exp(float x) {
+#if defined(__CUDA_ARCH__)
+  return __expf(x);
+#else
+  return expf(x);
+#endif
+}
+
+// Some rows, and later ones, as one: sums at `first` and sums at `other`.
 struct Fold {
   float largest, keep, add;
 
   FL_DEVICE Fold(float first, float other) {
     largest = fmaxf(first, other);
-    keep = expf(first - largest), add = expf(other - largest);
+    keep = quick_exp(first - largest), add = quick_exp(other - largest);
   }
   FL_DEVICE float sum(float first, float other) const { return fmaf(add, other, first * keep); }
 };
+
+// The denominator over some rows of a head, at its largest score. A part starts with the sink or, after the first, with -inf,
+// which adds nothing.
+struct Denominator {
+  float largest, sum;
+
+  FL_DEVICE explicit Denominator(float sink) : largest(fmaxf(sink, kFloor)), sum(quick_exp(sink - largest)) {}
+  FL_DEVICE Denominator(float largest, float sum) : largest(largest), sum(sum) {}
+  FL_DEVICE Fold fold(const Denominator& other) {
+    Fold fold(largest, other.largest);
+    largest = fold.largest, sum = fold.sum(sum, other.sum);
+    return fold;
+  }
+};
+
+// Parts into which a token's tiles are cut, and the tiles of one, by their number alone.
+constexpr int kParts = 2;
+FL_DEVICE int tiles_of_part(int tiles) { return (tiles + kParts - 1) / kParts; }
 
 // Divided by the denominator, the last 64 dims turned back, and stored: `kCount` neighbouring dims of a head.
 template <int kCount>

@@ -8,6 +8,9 @@
 #include "group_mma.h"
 
 constexpr int kHalfDims = kHeadDim / 2;
+// Dims whose values are summed at once.
+constexpr int kSliceDims = 64;
+constexpr int kSlices = kHalfDims / kSliceDims;
 
 // 16-bit words to the core matrix of dims 8 d .. and rows 8 r ...
 FL_DEVICE int dims_matrix(int d, int r) { return (d * 8 + r) * 64; }
@@ -25,23 +28,16 @@ FL_DEVICE void wgmma_scores(float (&c)[8][4], uint64_t a, uint64_t b, int accumu
       : FL_SUMS(0), FL_SUMS(1), FL_SUMS(2), FL_SUMS(3), FL_SUMS(4), FL_SUMS(5), FL_SUMS(6), FL_SUMS(7)
       : "l"(a), "l"(b), "r"(accumulate));
 }
-// c += a x b, b with 16 rows of 256 dims. Asynchronous.
-FL_DEVICE void wgmma_values(float (&c)[32][4], const uint32_t (&a)[4], uint64_t b) {
+// c (+)= a x b, b with 16 rows of 64 dims. Asynchronous.
+FL_DEVICE void wgmma_values(float (&c)[8][4], const uint32_t (&a)[4], uint64_t b, int accumulate) {
   asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, 1, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
       "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,"
-      "%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
-      "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,%64,%65,%66,%67,%68,%69,%70,%71,"
-      "%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,"
-      "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,"
-      "%120,%121,%122,%123,%124,%125,%126,%127}, "
-      "{%128,%129,%130,%131}, %132, p, 1, 1, 1;\n}"
-      : FL_SUMS(0), FL_SUMS(1), FL_SUMS(2), FL_SUMS(3), FL_SUMS(4), FL_SUMS(5), FL_SUMS(6), FL_SUMS(7), FL_SUMS(8),
-        FL_SUMS(9), FL_SUMS(10), FL_SUMS(11), FL_SUMS(12), FL_SUMS(13), FL_SUMS(14), FL_SUMS(15), FL_SUMS(16),
-        FL_SUMS(17), FL_SUMS(18), FL_SUMS(19), FL_SUMS(20), FL_SUMS(21), FL_SUMS(22), FL_SUMS(23), FL_SUMS(24),
-        FL_SUMS(25), FL_SUMS(26), FL_SUMS(27), FL_SUMS(28), FL_SUMS(29), FL_SUMS(30), FL_SUMS(31)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+      "%24,%25,%26,%27,%28,%29,%30,%31}, "
+      "{%32,%33,%34,%35}, %36, p, 1, 1, 1;\n}"
+      : FL_SUMS(0), FL_SUMS(1), FL_SUMS(2), FL_SUMS(3), FL_SUMS(4), FL_SUMS(5), FL_SUMS(6), FL_SUMS(7)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
 }
 #undef FL_SUMS
 
@@ -81,21 +77,23 @@ FL_DEVICE void multiply_scores(float (&c)[8][4], const uint16_t* queries, const 
 #endif
 }
 
-// c += weights x rows over the tile, dims 256 half ...; the sums are there after `group_wait`.
-FL_DEVICE void multiply_values(float (&c)[32][4], const uint32_t (&weights)[4][4], const uint16_t* rows, int half) {
-  int start = dims_matrix(half * (kHalfDims / 8), 0);
+// c = weights x rows over the tile, dims 64 slice ...; the sums are there after `group_wait`.
+FL_DEVICE void multiply_values(float (&c)[8][4], const uint32_t (&weights)[4][4], const uint16_t* rows, int slice) {
+  int start = dims_matrix(slice * (kSliceDims / 8), 0);
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   uint64_t b = matrix_descriptor(rows + start, 128, 1024);
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
-  for (int k = 0; k < 4; ++k) wgmma_values(c, weights[k], b + k * (2 * 128 >> 4));
+  for (int k = 0; k < 4; ++k) wgmma_values(c, weights[k], b + k * (2 * 128 >> 4), k);
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 #else
   int lane = lane_idx(), m = lane / 8;
 #pragma unroll
+  for (int n = 0; n < 8; ++n) c[n][0] = c[n][1] = c[n][2] = c[n][3] = 0.0f;
+#pragma unroll
   for (int k = 0; k < 4; ++k) {
 #pragma unroll
-    for (int n = 0; n < 32; n += 2) {
+    for (int n = 0; n < 8; n += 2) {
       uint32_t b[4];
       load_matrices<true>(b, rows + start + dims_matrix(n + m / 2, 2 * k + m % 2) + lane % 8 * 8);
       uint32_t left[2] = {b[0], b[1]}, right[2] = {b[2], b[3]};

@@ -18,10 +18,12 @@ constexpr int kScorePitch = kTile + 4;
 // Weights lie over the scores that they were made of.
 constexpr int kWeightPitch = 2 * kScorePitch;
 constexpr int kWarpDims = kHeadDim / kWarps;
-constexpr int kAhead = 3;
+// Blocks of a cluster, the tiles that one of them takes in a round, and the runs of eight dims whose sums it folds at most.
+constexpr int kCluster = 5;
+constexpr int kRound = 2;
+constexpr int kOwnRuns = (kHeadDim / 8 + kCluster - 1) / kCluster;
 constexpr float kMasked = -INFINITY;
 static_assert(kTile == 8 * kWarps, "a warp scores eight rows of a tile");
-static_assert(kWarpDims == kRopeDim, "the rotated dims are one warp's");
 
 // The list of rows of a token: `window` of them from `window_start` on, then `compressed`.
 struct RowList {
@@ -36,23 +38,51 @@ struct RowList {
     if (position >= 0 && p.source == kCompressedSelected) compressed = p.k;
     if (p.source == kCompressedAll) compressed = (int)min((int64_t)visible, (int64_t)p.compressed.width * p.compressed.page_rows);
   }
+  FL_DEVICE int tiles() const { return (window + compressed + kTile - 1) / kTile; }
 };
 
-// The sums at the end lie where the rows lay.
+// The sums of a round's tiles lie where the rows lay.
 struct Shared {
   union {
     uint16_t rows[kTile * kPitch];
-    float out[kHeads * kPitch];
+    float4 sums[kRound * kCluster][kOwnRuns][kWarp];
   };
   uint16_t query[kHeads * kPitch];
   float scores[kHeads * kScorePitch];
-  float largest[kHeads], sum[kHeads], rescale[kHeads];
-  RowList list;
+  // Of the tiles that this block took, and of all tiles of the round.
+  float largest[kRound][kHeads], sum[kRound][kHeads];
+  float tile_largest[kRound * kCluster][kHeads], tile_sum[kRound * kCluster][kHeads];
+  float sink[kHeads];
+  int position, tiles;
   uint8_t scales[kTile][kKvScales];
-  // Of this tile and the next two: the row's data, null if masked; and its scales.
-  const uint8_t* data[kAhead][kTile];
-  const uint8_t* scale_data[kAhead][kTile];
+  // Of the round's tiles: a row's data, null if masked; and its scales.
+  const uint8_t* data[kRound][kTile];
+  const uint8_t* scale_data[kRound][kTile];
 };
+
+// Brings the line of an address to the second-level cache.
+FL_DEVICE void prefetch(const void* at) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
+#endif
+}
+
+// What leads to a token's rows comes nearer before its position is known.
+FL_DEVICE void prefetch_lists(const AttentionParams& p, int64_t t) {
+  constexpr int kLine = 128 / sizeof(int32_t);
+  int64_t request = (uint32_t)t / (uint32_t)p.per_request;
+  int at = threadIdx.x * kLine;
+  if (at < p.window.width) prefetch(p.window.table + request * p.window.width + at);
+  if (p.source != kCompressedNone && at < p.compressed.width) prefetch(p.compressed.table + request * p.compressed.width + at);
+  if (p.source == kCompressedSelected && at < p.k) prefetch(p.selected + t * p.k + at);
+}
+
+// And what its output is turned by.
+FL_DEVICE void prefetch_angles(const AttentionParams& p, int position) {
+  constexpr int kLine = 128 / sizeof(float);
+  int at = threadIdx.x * kLine;
+  if (position >= 0 && at < kRopeDim) prefetch(p.rope + (int64_t)min(position, p.max_positions - 1) * kRopeDim + at);
+}
 
 // The row that stands at place i of the list, before it is checked; -1 past its end.
 FL_DEVICE int listed_row(const AttentionParams& p, const RowList& list, int64_t t, int i) {
@@ -80,12 +110,17 @@ FL_DEVICE const uint8_t* listed_data(const AttentionParams& p, const RowList& li
   return page + (int64_t)in_page * (p.format == kKvFp8 ? kKvData : 2 * kHeadDim);
 }
 
-// Finds the rows of a tile, one a thread of `threads` whose slot is not negative.
-FL_DEVICE void find_rows(const AttentionParams& p, int64_t t, int tile, int slot, Shared& s) {
-  if (slot < 0 || slot >= kTile) return;
-  int i = tile * kTile + slot, row = listed_row(p, s.list, t, i);
-  int32_t id = listed_page(p, s.list, (uint32_t)t / (uint32_t)p.per_request, i, row);
-  s.data[tile % kAhead][slot] = listed_data(p, s.list, i, row, id, s.scale_data[tile % kAhead][slot]);
+// Finds row `slot` of a tile, the `n`-th of the round.
+FL_DEVICE void find_row(const AttentionParams& p, const RowList& list, int64_t t, int tile, int n, int slot, Shared& s) {
+  int i = tile * kTile + slot, row = listed_row(p, list, t, i);
+  int32_t id = listed_page(p, list, (uint32_t)t / (uint32_t)p.per_request, i, row);
+  const uint8_t* scales;
+  const uint8_t* data = listed_data(p, list, i, row, id, scales);
+  s.data[n][slot] = data, s.scale_data[n][slot] = scales;
+  if (n == 0 || data == nullptr) return;
+  // What is not read at once comes nearer meanwhile.
+  for (int at = 0; at < (p.format == kKvFp8 ? kKvData : 2 * kHeadDim); at += 128) prefetch(data + at);
+  if (p.format == kKvFp8) prefetch(scales);
 }
 
 // Sixteen fp8 codes to as many bf16, in order.
@@ -113,56 +148,42 @@ FL_DEVICE int thread_again() {
 #endif
 }
 
-// Rows of a tile into shared memory; masked ones as zeros, so that weight zero gives zero. Meanwhile some
-// threads find the rows of the tile after the next.
-template <int kBatch>
-FL_DEVICE void load_fp8(const AttentionParams& p, int64_t t, int tile, int last, Shared& s) {
+// Rows of the round's `n`-th tile into shared memory; masked ones as zeros, so that weight zero gives zero.
+FL_DEVICE void load_fp8(int n, Shared& s) {
   constexpr int kCodes = kNopeDim / 16, kUnits = kKvData / 16, kEach = kTile * kUnits / kThreads;
   static_assert(kTile * kUnits % kThreads == 0, "every thread has as many units");
-  uint4 raw[kBatch];
+  uint4 raw[kEach];
   int thread = thread_again();
-  auto load = [&](int first) {
 #pragma unroll
-    for (int n = 0; n < kBatch; ++n) {
-      if (first + n >= kEach) continue;
-      int i = thread + (first + n) * kThreads;
-      const uint8_t* data = s.data[tile % kAhead][i / kUnits];
-      raw[n] = data == nullptr ? uint4{0, 0, 0, 0} : ((const uint4*)data)[i % kUnits];
-    }
-  };
-  auto expand = [&](int first) {
-#pragma unroll
-    for (int n = 0; n < kBatch; ++n) {
-      if (first + n >= kEach) continue;
-      int i = thread + (first + n) * kThreads, row = i / kUnits, unit = i % kUnits;
-      uint16_t* to = s.rows + row * kPitch;
-      if (unit < kCodes) {
-        uint4 both[2];
-        expand_codes(raw[n], s.scales[row][unit / 4], both);
-        *(uint4*)(to + 16 * unit) = both[0];
-        *(uint4*)(to + 16 * unit + 8) = both[1];
-      } else {
-        *(uint4*)(to + kNopeDim + 8 * (unit - kCodes)) = raw[n];
-      }
-    }
-  };
-  load(0);
+  for (int j = 0; j < kEach; ++j) {
+    int i = thread + j * kThreads;
+    const uint8_t* data = s.data[n][i / kUnits];
+    raw[j] = data == nullptr ? uint4{0, 0, 0, 0} : ((const uint4*)data)[i % kUnits];
+  }
   if (threadIdx.x < kTile) {
-    const uint8_t* scales = s.scale_data[tile % kAhead][threadIdx.x];
+    const uint8_t* scales = s.scale_data[n][threadIdx.x];
     *(uint2*)s.scales[threadIdx.x] = scales == nullptr ? uint2{0, 0} : *(const uint2*)scales;
-  } else if (tile + 2 < last) {
-    find_rows(p, t, tile + 2, (int)threadIdx.x - kTile, s);
   }
   __syncthreads();
-  expand(0);
 #pragma unroll
-  for (int first = kBatch; first < kEach; first += kBatch) load(first), expand(first);
+  for (int j = 0; j < kEach; ++j) {
+    int i = thread + j * kThreads, row = i / kUnits, unit = i % kUnits;
+    uint16_t* to = s.rows + row * kPitch;
+    if (unit < kCodes) {
+      uint4 both[2];
+      expand_codes(raw[j], s.scales[row][unit / 4], both);
+      *(uint4*)(to + 16 * unit) = both[0];
+      *(uint4*)(to + 16 * unit + 8) = both[1];
+    } else {
+      *(uint4*)(to + kNopeDim + 8 * (unit - kCodes)) = raw[j];
+    }
+  }
 }
 
-FL_DEVICE void load_bf16(const AttentionParams& p, int64_t t, int tile, int last, Shared& s) {
+FL_DEVICE void load_bf16(int n, Shared& s) {
   constexpr int kUnits = kHeadDim / 8;
   for (int i = threadIdx.x; i < kTile * kUnits; i += kThreads) {
-    const uint8_t* data = s.data[tile % kAhead][i / kUnits];
+    const uint8_t* data = s.data[n][i / kUnits];
     uint16_t* to = s.rows + i / kUnits * kPitch + 8 * (i % kUnits);
     if (data == nullptr) {
       *(uint4*)to = uint4{0, 0, 0, 0};
@@ -171,6 +192,5 @@ FL_DEVICE void load_bf16(const AttentionParams& p, int64_t t, int tile, int last
     }
   }
   copies_commit();
-  if (tile + 2 < last) find_rows(p, t, tile + 2, threadIdx.x, s);
   copies_wait<0>();
 }

@@ -5,8 +5,8 @@
 use std::sync::{Arc, OnceLock};
 
 use flashlane::cuda::{
-    AttentionBlocks, Backend, CudaError, DeviceResident, DeviceStep, DeviceWeight, DeviceWeights, Gpu,
-    IndexReader, MatrixFormat, Options, kernels_built,
+    Backend, CudaError, DeviceResident, DeviceStep, DeviceWeight, DeviceWeights, Gpu, IndexReader,
+    MatrixFormat, Options, kernels_built,
 };
 use flashlane::ops::Op;
 use flashlane::step::{Memory, Resident};
@@ -24,12 +24,10 @@ pub(crate) fn executors() -> Vec<Box<dyn Executor>> {
         all.push(Box::new(Cuda::new("emulator, seed 1", emulator(1))));
         all.push(Box::new(Cuda::new("emulator, seed 2, 99 KiB of shared memory", Arc::new(small))));
         all.push(Box::new(Cuda::new("emulator, simple reader", emulator(3)).simple_reader()));
-        all.push(Box::new(Cuda::new("emulator, wide attention", emulator(4)).wide_attention()));
     }
     if let Some(gpu) = gpu() {
         all.push(Box::new(Cuda::new("gpu", Arc::clone(&gpu))));
-        all.push(Box::new(Cuda::new("gpu, simple reader", Arc::clone(&gpu)).simple_reader()));
-        all.push(Box::new(Cuda::new("gpu, wide attention", gpu).wide_attention()));
+        all.push(Box::new(Cuda::new("gpu, simple reader", gpu).simple_reader()));
     }
     all
 }
@@ -79,11 +77,6 @@ impl Cuda {
     /// The same with the simple reader of index keys; it then takes nothing but what reads them.
     pub(crate) fn simple_reader(self) -> Self {
         Self { options: Options { index_reader: IndexReader::Simple, ..Options::default() }, ..self }
-    }
-
-    /// The same with attention's kernel for many tokens; it then takes nothing but attention.
-    pub(crate) fn wide_attention(self) -> Self {
-        Self { options: Options { attention: AttentionBlocks::Wide, ..Options::default() }, ..self }
     }
 
     /// What the driver reports ends the process: after a fault nothing runs in this context any more, so every later case would
@@ -153,7 +146,6 @@ impl Executor for Cuda {
     fn takes(&self, case: &Case) -> bool {
         let concerned = match case.graph.nodes[0].op {
             Op::IndexLogits(_) | Op::IndexSelect(_) => self.options.index_reader == IndexReader::Simple,
-            Op::Attention(_) => self.options.attention == AttentionBlocks::Wide,
             _ => false,
         };
         let alike = self.options == Options::default() || concerned;

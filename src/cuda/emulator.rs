@@ -30,11 +30,8 @@ macro_rules! entries {
 }
 
 entries! {
-    Attention5, flashlane_emu_attention_5;
-    Attention8, flashlane_emu_attention_8;
-    AttentionAlone, flashlane_emu_attention_alone;
-    AttentionWide2, flashlane_emu_attention_wide_2;
-    AttentionWide4, flashlane_emu_attention_wide_4;
+    Attention, flashlane_emu_attention;
+    AttentionWide, flashlane_emu_attention_wide;
     Canary, flashlane_emu_canary;
     CompressC4, flashlane_emu_compress_c4;
     CompressC128, flashlane_emu_compress_c128;
@@ -69,6 +66,7 @@ entries! {
     RopeStore, flashlane_emu_rope_store;
     Router, flashlane_emu_router;
     Sample, flashlane_emu_sample;
+    SampleCluster, flashlane_emu_sample_cluster;
     TopK, flashlane_emu_topk;
     TopKCluster, flashlane_emu_topk_cluster;
     TopKLong, flashlane_emu_topk_long;

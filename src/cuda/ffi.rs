@@ -97,7 +97,7 @@ pub struct AttentionParams {
     pub format: i32,
     pub max_positions: i32,
     pub scale: f32,
-    pub parts: i32,
+    pub pad: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -149,8 +149,8 @@ const _: () = {
         "Offset of field: AttentionParams::scale",
     ][::std::mem::offset_of!(AttentionParams, scale) - 136usize];
     [
-        "Offset of field: AttentionParams::parts",
-    ][::std::mem::offset_of!(AttentionParams, parts) - 140usize];
+        "Offset of field: AttentionParams::pad",
+    ][::std::mem::offset_of!(AttentionParams, pad) - 140usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -1164,7 +1164,7 @@ pub struct SampleParams {
     pub vocab: i32,
     pub per_request: i32,
     pub slots: i32,
-    pub pad: i32,
+    pub run: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -1213,8 +1213,8 @@ const _: () = {
         "Offset of field: SampleParams::slots",
     ][::std::mem::offset_of!(SampleParams, slots) - 96usize];
     [
-        "Offset of field: SampleParams::pad",
-    ][::std::mem::offset_of!(SampleParams, pad) - 100usize];
+        "Offset of field: SampleParams::run",
+    ][::std::mem::offset_of!(SampleParams, run) - 100usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

@@ -28,11 +28,8 @@ macro_rules! kernels {
 }
 
 kernels! {
-    Attention5, "attention", "attention_5";
-    Attention8, "attention", "attention_8";
-    AttentionAlone, "attention", "attention_alone";
-    AttentionWide2, "attention_wide", "attention_wide_2";
-    AttentionWide4, "attention_wide", "attention_wide_4";
+    Attention, "attention", "attention";
+    AttentionWide, "attention_wide", "attention_wide";
     Canary, "canary", "canary";
     CompressC4, "compress", "compress_c4";
     CompressC128, "compress", "compress_c128";
@@ -67,6 +64,7 @@ kernels! {
     RopeStore, "rope_store", "rope_store";
     Router, "router", "router";
     Sample, "sample", "sample";
+    SampleCluster, "sample", "sample_cluster";
     TopK, "topk", "topk";
     TopKCluster, "topk", "topk_cluster";
     TopKLong, "topk_long", "topk_long";

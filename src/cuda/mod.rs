@@ -73,7 +73,7 @@ pub use executor::{Executor, Ready, RunMode};
 pub use fp4::{Fp4Kind, dequantize_bf16, dequantize_e4m3, quantize_bf16};
 pub use kernels::{Kernel, kernels_built};
 pub use launch::{Fault, Launch};
-pub use ops::{AttentionBlocks, IndexReader, Options, launch};
+pub use ops::{IndexReader, Options, launch};
 pub use recorder::Recorder;
 pub use resident::{DeviceResident, DeviceStep};
 pub use route::{Route, Stop};

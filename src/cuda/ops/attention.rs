@@ -1,30 +1,29 @@
 //! Launch of `attention`.
 
-use super::{AttentionBlocks, kv_format};
+use super::kv_format;
 use crate::cuda::bindings::Bound;
 use crate::cuda::ffi::{self, AttentionParams};
 use crate::cuda::launch::Params;
 use crate::cuda::{CudaError, Kernel, Launch};
 use crate::ops::{Attention, Compressed, Dtype, HEAD_DIM};
 
-/// Heads of a block.
+/// Of the kernel for few tokens: heads of a block, blocks of a cluster, and its `Shared`: 64 rows at a pitch of 520, their places
+/// and scales, and for each head a query, scores, a sink, and the denominators of two tiles and of a round's ten; and two lengths.
 const HEADS: usize = 16;
-/// Parts into which a token's rows are cut, one a block of a cluster: more where the rows are many.
-const FEW: usize = 5;
-const MANY: usize = 8;
-/// Tokens times groups of heads from which on a block takes all parts: they fill a GPU without clusters.
-const ENOUGH: usize = 48;
-/// `Wide` of the kernels for blocks with much shared memory: queries of 64 heads, two tiles of 64 rows, and what a head holds.
-const WIDE: usize = 2 * 512 * (64 + 2 * 64) + 2 * 4 * 64 + 2 * 8;
-/// Heads of a block of theirs.
+const CLUSTER: usize = 5;
+const SHARED: usize = 2 * 520 * 64 + 64 * (8 + 2 * 16) + HEADS * (2 * 520 + 4 * 68 + 8 * (2 + 10) + 4) + 16;
+/// Of the kernel for many tokens: heads of a block, blocks of a cluster, and its `Wide`: queries, two tiles of 64 rows, and for each
+/// head half of its scores, its weights, and the denominators of two halves of a tile and of two parts; and a bit a row.
 const WIDE_HEADS: usize = 64;
-/// `Shared` of the kernel: 64 rows at a pitch of 520 with their places and scales, and for each head a query, scores and sums.
-const SHARED: usize = 2 * 520 * 64 + 64 * (8 + 3 * 16) + HEADS * (2 * 520 + 4 * 68 + 3 * 4) + 16;
+const WIDE_CLUSTER: usize = 2;
+const WIDE: usize = 2 * 512 * (WIDE_HEADS + 2 * 64) + WIDE_HEADS * (4 * 64 + 2 * 64 + 8 * (2 + 2)) + 2 * 8;
+/// Tokens times groups of 16 heads from which on they are faster.
+const ENOUGH: usize = 48;
 
 // SAFETY: generated from the kernel's header; gaps are explicit.
 unsafe impl Params for AttentionParams {}
 
-pub(super) fn launch(op: &Attention, b: &Bound<'_>, blocks: AttentionBlocks) -> Result<Launch, CudaError> {
+pub(super) fn launch(op: &Attention, b: &Bound<'_>) -> Result<Launch, CudaError> {
     let rows = op.tokens.rows();
     let len = rows * op.heads * HEAD_DIM;
     let page_bytes = |paged: &crate::ops::Paged| op.format.page_bytes(paged.page_rows);
@@ -41,7 +40,6 @@ pub(super) fn launch(op: &Attention, b: &Bound<'_>, blocks: AttentionBlocks) -> 
             (ffi::kCompressedAll, paged, std::ptr::null(), 0)
         }
     };
-    let parts = if matches!(op.compressed, Compressed::All { .. }) { MANY } else { FEW };
     let params = AttentionParams {
         position: b.positions(&op.tokens)?,
         q: b.value("q", &op.q, Dtype::Bf16, len)?,
@@ -58,19 +56,13 @@ pub(super) fn launch(op: &Attention, b: &Bound<'_>, blocks: AttentionBlocks) -> 
         format: kv_format(b, op.format)?,
         max_positions: b.dim("positions", op.max_positions)?,
         scale: op.scale,
-        parts: parts as i32,
+        pad: 0,
     };
-    if blocks == AttentionBlocks::Wide && b.all.shared_memory >= WIDE {
-        let (kernel, blocks) =
-            if parts == MANY { (Kernel::AttentionWide4, 4) } else { (Kernel::AttentionWide2, 2) };
-        let grid = [blocks, op.heads.div_ceil(WIDE_HEADS), rows];
-        return Ok(Launch::new(kernel, grid, 256, WIDE, &params));
-    }
+    // The same bits, whichever runs.
     let groups = op.heads.div_ceil(HEADS);
-    let (kernel, grid) = match parts {
-        _ if groups * rows >= ENOUGH => (Kernel::AttentionAlone, [groups, rows, 1]),
-        MANY => (Kernel::Attention8, [parts, groups, rows]),
-        _ => (Kernel::Attention5, [parts, groups, rows]),
-    };
-    Ok(Launch::new(kernel, grid, 256, SHARED, &params))
+    if groups * rows >= ENOUGH && b.all.shared_memory >= WIDE {
+        let grid = [WIDE_CLUSTER, op.heads.div_ceil(WIDE_HEADS), rows];
+        return Ok(Launch::new(Kernel::AttentionWide, grid, 256, WIDE, &params));
+    }
+    Ok(Launch::new(Kernel::Attention, [CLUSTER, groups, rows], 256, SHARED, &params))
 }

@@ -6,6 +6,10 @@ use crate::cuda::launch::Params;
 use crate::cuda::{CudaError, Kernel, Launch};
 use crate::ops::{Dtype, Embed};
 
+/// Threads of a block, and elements of a token that each has.
+const THREADS: usize = 256;
+const EACH: usize = 8;
+
 // SAFETY: generated from the kernel's header; gaps are explicit.
 unsafe impl Params for EmbedParams {}
 
@@ -26,5 +30,5 @@ pub(super) fn launch(op: &Embed, b: &Bound<'_>) -> Result<Launch, CudaError> {
         slots: b.dim("state slots", op.carry.slots)?,
         pad: 0,
     };
-    Ok(Launch::new(Kernel::Embed, [rows, 1, 1], 256, 0, &params))
+    Ok(Launch::new(Kernel::Embed, [rows, op.hidden.div_ceil(THREADS * EACH), 1], THREADS as u32, 0, &params))
 }

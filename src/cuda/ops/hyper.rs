@@ -8,12 +8,13 @@ use crate::ops::{Dtype, HyperHead, HyperPost, HyperPre};
 
 const MAX_STREAMS: usize = 4;
 const THREADS: u32 = 256;
-/// Blocks of a cluster, the tokens that it serves at most, and its clusters at most if that many tokens are not exceeded.
+/// Blocks of a cluster, the tokens that it serves at most (the kernel's limit is one more, and slower), and the clusters that an H200
+/// holds at once.
 const BLOCKS: usize = 8;
-const MAX_TOKENS: usize = 8;
-const CLUSTERS: usize = 16;
+const MAX_TOKENS: usize = 7;
+const CLUSTERS: usize = 15;
 /// `Shared` of the kernels.
-const SHARED: usize = MAX_TOKENS * (8 + (8 * 32 + 2 * 32 + 1 + MAX_STREAMS) * 4);
+const SHARED: usize = 8 * (8 + (8 * 32 + 2 * 32 + 1 + MAX_STREAMS) * 4);
 
 // SAFETY: generated from the kernel's header; gaps are explicit.
 unsafe impl Params for HyperPreParams {}
@@ -26,7 +27,9 @@ pub(super) fn pre(op: &HyperPre, b: &Bound<'_>) -> Result<Launch, CudaError> {
     let (rows, n) = (op.tokens.rows(), op.n);
     b.at_most("streams", n, MAX_STREAMS)?;
     let outputs = (2 + n) * n;
-    let per_cluster = rows.div_ceil(CLUSTERS).clamp(1, MAX_TOKENS);
+    // As few tokens a cluster as the clusters that follow one another at a place allow.
+    let rounds = rows.div_ceil(CLUSTERS * MAX_TOKENS).max(1);
+    let per_cluster = rows.div_ceil(CLUSTERS * rounds).max(1);
     let params = HyperPreParams {
         position: b.positions(&op.tokens)?,
         streams: b.value("streams", &op.streams, Dtype::Bf16, rows * n * op.hidden)?,

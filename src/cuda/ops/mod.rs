@@ -34,21 +34,10 @@ pub enum IndexReader {
     Fast,
 }
 
-/// Which of the two attention kernels runs. A row's bits depend on the choice, never on what stands beside it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum AttentionBlocks {
-    /// 16 heads a block, several blocks a token: the lowest latency for few tokens.
-    #[default]
-    Few,
-    /// 64 heads a block, on whole warpgroups: for steps of many tokens, where a block may have 193 KiB of shared memory.
-    Wide,
-}
-
 /// Choices that change no result beyond the order of sums.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options {
     pub index_reader: IndexReader,
-    pub attention: AttentionBlocks,
 }
 
 /// The launch of one node.
@@ -72,7 +61,7 @@ pub fn launch(op: &Op, bindings: &Bindings<'_>, options: Options) -> Result<Laun
         Op::IndexLogits(op) => index_logits::launch(op, b, options.index_reader),
         Op::TopK(op) => topk::launch(op, b),
         Op::IndexSelect(op) => index_select::launch(op, b, options.index_reader),
-        Op::Attention(op) => attention::launch(op, b, options.attention),
+        Op::Attention(op) => attention::launch(op, b),
         Op::Router(op) => router::launch(op, b),
         Op::ExpertsUp(op) => experts::up(op, b),
         Op::ExpertsDown(op) => experts::down(op, b),
