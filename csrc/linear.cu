@@ -118,59 +118,48 @@ FL_DEVICE void store_few(const LinearParams& p, const RowMap& map, const float* 
   }
 }
 
-// Many rows: the segments shared out over the blocks of a cluster, which meet in shared memory; or all of them a block.
-// Gives where the sums of the segments before a block's last lie.
-template <int kFormat, int kCols, int kBlocks>
-FL_DEVICE float* multiply_many(const LinearParams& p, const RowMap& map, unsigned char* shared) {
+// Many rows: a block's sums, at the start of shared memory.
+template <int kFormat, class P>
+FL_DEVICE void multiply_many(const LinearParams& p, const RowMap& map, unsigned char* shared) {
+  WideShared<kFormat, P> s{shared, p.pad % 256, p.pad / 256};
+  int rank = P::kBlocks == 1 ? 0 : cluster_rank(), segment = rank * (kSegments / P::kBlocks);
+  wide_sums<kFormat, P>(p.depth, segment, s, (float*)shared);
+}
+template <int kFormat, class P>
+FL_DEVICE void feed_many(const LinearParams& p, const RowMap& map, unsigned char* shared) {
+  WideShared<kFormat, P> s{shared, p.pad % 256, p.pad / 256};
+  int rank = P::kBlocks == 1 ? 0 : cluster_rank(), segment = rank * (kSegments / P::kBlocks);
   int64_t pitch = (int64_t)p.groups * p.depth;
-  int first = blockIdx.y * kCols, rank = kBlocks == 1 ? 0 : cluster_rank();
+  int first = blockIdx.y * P::kCols;
   WideRowsOf x{p.x + first * pitch + (int64_t)map.group * p.depth, pitch, p.rows - first};
   auto row = [&](int r) { return map.weight_row(r); };
-  return wide_multiply<kFormat, kCols, kBlocks>(p.weight, p.depth, rank, row, x, shared);
+  wide_feed<kFormat, P>(p.weight, p.depth, segment, row, x, s);
+  __syncthreads();
+  __syncthreads();
 }
 
-struct Four {
-  float4 v;
-
-  FL_DEVICE explicit Four(const float* at) : v(*(const float4*)at) {}
-  FL_DEVICE void add(const Four& o) { v.x += o.v.x, v.y += o.v.y, v.z += o.v.z, v.w += o.v.w; }
-};
-
-// Four neighbouring sums: those of the segments of each half in order, and the halves.
-template <int kBlocks, int kCols>
-FL_DEVICE Four fold_segments(const float* last, const float* before) {
-  if constexpr (kBlocks == 1) {
-    Four low(before), high(before + kSumFloats<kCols>);
-    high.add(Four(last));
-    low.add(high);
-    return low;
-  } else {
-    auto half = [=](int first) {
-      Four sum(cluster_peer(before, first));
-      sum.add(Four(cluster_peer(last, first)));
-      if (kBlocks == 4) sum.add(Four(cluster_peer(before, first + 1))), sum.add(Four(cluster_peer(last, first + 1)));
-      return sum;
-    };
-    Four low = half(0);
-    low.add(half(kBlocks / 2));
-    return low;
-  }
+// Four neighbouring sums, of both halves.
+template <class P>
+FL_DEVICE float4 add_halves(const float* own) {
+  if constexpr (P::kBlocks == 1) return *(const float4*)own;
+  float4 low = *(const float4*)cluster_peer(own, 0), high = *(const float4*)cluster_peer(own, 1);
+  return float4{low.x + high.x, low.y + high.y, low.z + high.z, low.w + high.w};
 }
 
 // A block stores its share of the cluster's outputs, four neighbouring columns a thread.
-template <int kCols, int kBlocks>
-FL_DEVICE void store_many(const LinearParams& p, const RowMap& map, const float* last, const float* before) {
+template <class P>
+FL_DEVICE void store_many(const LinearParams& p, const RowMap& map, const float* sums) {
   float global = tile_scale(p.weight, 0);
-  constexpr int kOwn = kCols / kBlocks;
-  int fours = map.width / 4, first = kBlocks == 1 ? 0 : cluster_rank() * kOwn;
+  constexpr int kOwn = P::kCols / P::kBlocks;
+  int fours = map.width / 4, first = P::kBlocks == 1 ? 0 : cluster_rank() * kOwn;
   for (int i = threadIdx.x; i < kOwn * fours; i += kWideThreads) {
-    int within = i % fours * 4, column = first + i / fours, row = blockIdx.y * kCols + column;
+    int within = i % fours * 4, column = first + i / fours, row = blockIdx.y * P::kCols + column;
     if (within >= map.count || row >= p.rows) continue;
-    int own = sum_at(column, map.tile_row(within));
-    float4 sum = fold_segments<kBlocks, kCols>(last + own, before + own).v;
+    int own = sum_at<P>(column, map.tile_row(within));
+    float4 sum = add_halves<P>(sums + own);
     float value[4] = {sum.x * global, sum.y * global, sum.z * global, sum.w * global};
     if (map.swiglu) {
-      float4 up = fold_segments<kBlocks, kCols>(last + own + 8, before + own + 8).v;
+      float4 up = add_halves<P>(sums + own + 8);
       float ups[4] = {up.x * global, up.y * global, up.z * global, up.w * global};
 #pragma unroll
       for (int n = 0; n < 4; ++n) value[n] = swiglu(value[n], ups[n], p.limit);
@@ -187,23 +176,36 @@ FL_DEVICE void store_many(const LinearParams& p, const RowMap& map, const float*
   }
 }
 
-template <int kCols, int kBlocks>
+template <class P>
 FL_DEVICE void many_body(const LinearParams& p, unsigned char* shared) {
-  RowMap map(p, blockIdx.x / kBlocks, kWideRows / kTileRows);
-  const float* before = nullptr;
-  switch (p.weight.format) {
-    case kWeightBf16: before = multiply_many<kWeightBf16, kCols, kBlocks>(p, map, shared); break;
-    case kWeightFp8Block: before = multiply_many<kWeightFp8Block, kCols, kBlocks>(p, map, shared); break;
-    case kWeightNvfp4: before = multiply_many<kWeightNvfp4, kCols, kBlocks>(p, map, shared); break;
-    default: before = multiply_many<kWeightMxfp4, kCols, kBlocks>(p, map, shared); break;
+  RowMap map(p, blockIdx.x / P::kBlocks, P::kRows / kTileRows);
+  auto row = [&](int r) { return map.weight_row(r); };
+  WideShared<kWeightBf16, P>{shared, p.pad % 256, p.pad / 256}.init(code_row_bytes(p.weight.format, p.depth), row);
+  if (threadIdx.x >= kFedThreads) {
+    registers_fewer<kFeedRegisters<P>>();
+    switch (p.weight.format) {
+      case kWeightBf16: feed_many<kWeightBf16, P>(p, map, shared); break;
+      case kWeightFp8Block: feed_many<kWeightFp8Block, P>(p, map, shared); break;
+      case kWeightNvfp4: feed_many<kWeightNvfp4, P>(p, map, shared); break;
+      default: feed_many<kWeightMxfp4, P>(p, map, shared); break;
+    }
+  } else {
+    registers_more<kFedRegisters<P>>();
+    switch (p.weight.format) {
+      case kWeightBf16: multiply_many<kWeightBf16, P>(p, map, shared); break;
+      case kWeightFp8Block: multiply_many<kWeightFp8Block, P>(p, map, shared); break;
+      case kWeightNvfp4: multiply_many<kWeightNvfp4, P>(p, map, shared); break;
+      default: multiply_many<kWeightMxfp4, P>(p, map, shared); break;
+    }
+    pdl_wait();
   }
-  if (kBlocks == 1) {
+  if (P::kBlocks == 1) {
     __syncthreads();
   } else {
     cluster_sync();
   }
-  store_many<kCols, kBlocks>(p, map, (const float*)shared, before);
-  if (kBlocks > 1) cluster_sync();
+  store_many<P>(p, map, (const float*)shared);
+  if (P::kBlocks > 1) cluster_sync();
 }
 
 }  // namespace
@@ -229,23 +231,23 @@ FL_KERNEL_BLOCKS(kFewThreads, 2, linear_8, LinearParams) {
   store_few(p, map, partial);
 }
 
-// Dynamic shared memory: two rounds of activations, the ring, and the sums of the segments before a block's last.
-FL_KERNEL_CLUSTER(kWideThreads, 2, 4, linear_32, LinearParams) {
+// Dynamic shared memory: barriers, rounds of activations, and the rings.
+FL_KERNEL_CLUSTER(kWideThreads, 1, 2, linear_32, LinearParams) {
   FL_DYNAMIC_SHARED(shared);
-  many_body<32, 4>(p, shared);
+  many_body<WidePlan<32, 2, true>>(p, shared);
 }
 
-FL_KERNEL_CLUSTER(kWideThreads, 2, 4, linear_64, LinearParams) {
+FL_KERNEL_CLUSTER(kWideThreads, 1, 2, linear_64, LinearParams) {
   FL_DYNAMIC_SHARED(shared);
-  many_body<64, 4>(p, shared);
+  many_body<WidePlan<64, 2, true>>(p, shared);
 }
 
 FL_KERNEL_CLUSTER(kWideThreads, 1, 2, linear_128, LinearParams) {
   FL_DYNAMIC_SHARED(shared);
-  many_body<128, 2>(p, shared);
+  many_body<WidePlan<128, 2, false>>(p, shared);
 }
 
 FL_KERNEL(kWideThreads, linear_64_alone, LinearParams) {
   FL_DYNAMIC_SHARED(shared);
-  many_body<64, 1>(p, shared);
+  many_body<WidePlan<64, 1, false>>(p, shared);
 }
