@@ -23,7 +23,7 @@ use flashlane::step::{Graph, Node};
 use crate::bench::{At, Bench};
 use crate::report::Report;
 use crate::support::cuda::executor;
-use crate::{OPS, check, hyper, linear, nvfp4, rmsnorm};
+use crate::{OPS, canary, check, hyper, linear, nvfp4, rmsnorm};
 
 const HIDDEN: usize = 4096;
 /// Rows of 8 KiB that are read to clear the cache: 256 MiB.
@@ -53,6 +53,7 @@ pub(crate) fn all(backend: &Arc<dyn Backend>) {
         failed += usize::from(catch_unwind(AssertUnwindSafe(|| gpu.time(&mut c, &bench))).is_err());
     }
     nvfp4::all(&mut c, &mut gpu);
+    canary::all(&mut c, &mut gpu);
     c.final_summary();
     gpu.report.write();
     assert!(failed == 0, "{failed} benchmarks failed");

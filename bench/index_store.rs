@@ -4,7 +4,7 @@ use flashlane::format::index_row::IndexFormat;
 use flashlane::ops::{INDEX_DIM, IndexStore, Op, PAGE_ROWS, StateLayout};
 
 use crate::bench::{At, Bench};
-use crate::compress::{Compressor, MAX_POSITIONS, bytes};
+use crate::compress::{bytes, pooling};
 use crate::support::index_bytes;
 
 pub(crate) fn benches(_: At) -> Vec<Bench> {
@@ -15,28 +15,11 @@ pub(crate) fn benches(_: At) -> Vec<Bench> {
 fn bench(format: IndexFormat, rows: usize) -> Bench {
     let layout = StateLayout { ratio: 4, width: INDEX_DIM };
     Bench::new("index_store", format!("{format:?} {rows} rows"), rows, move |case, rows| {
-        let Compressor { tokens, kvg, ape, norm, rope, state_slot, row_slot, state } =
-            Compressor::new(case, layout, rows);
         let pages = rows.div_ceil(PAGE_ROWS);
         let written = (0..rows).map(|t| index_bytes(format, PAGE_ROWS, (t / PAGE_ROWS, t % PAGE_ROWS)));
         let pool = case.empty_pool(pages * format.page_bytes(PAGE_ROWS), written);
-        case.op(Op::IndexStore(IndexStore {
-            tokens,
-            kvg,
-            ape,
-            norm,
-            rope,
-            state_slot,
-            row_slot,
-            state,
-            state_slots: rows,
-            layout,
-            pool,
-            pages,
-            format,
-            max_positions: MAX_POSITIONS,
-            eps: 1e-6,
-        }));
+        let pooling = pooling(case, layout, rows, (pool, pages));
+        case.op(Op::IndexStore(IndexStore { pooling, format }));
     })
     .moves(rows * (bytes(layout) + format.row_bytes()), 0)
 }

@@ -29,6 +29,8 @@ mod seal;
 mod support;
 
 mod attention;
+#[cfg(feature = "cuda")]
+mod canary;
 mod compress;
 mod embed;
 mod experts;

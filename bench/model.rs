@@ -53,6 +53,7 @@ fn start(checkpoint: &Checkpoint) -> Engine {
     let config = EngineConfig {
         max_model_len: 2048,
         max_num_seqs: 8,
+        decode_buckets: flashlane::engine::DecodeBuckets::default(),
         max_num_queued: 64,
         num_blocks: None,
         numerics: Numerics {

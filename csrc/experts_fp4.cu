@@ -107,8 +107,7 @@ FL_DEVICE void up_multiply(const ExpertsUpParams& p, const Item* items, const in
     multiply_slice<kFormat>(acc, ring.next_out(), x, [](int) {});
     barrier_wait(&s.free[set.slot], set.parity ^ 1);
     spill_slice(acc, s.partial[set.slot] + warp * kPartial);
-    __syncwarp();
-    if (lane == 0) barrier_arrive(&s.done[set.slot]);
+    barrier_arrive(&s.done[set.slot]);
   }
 }
 
@@ -139,8 +138,7 @@ FL_DEVICE void up_add(const ExpertsUpParams& p, const Item* items, const int16_t
       float gate = sum_slices(partial, slices, i), up = sum_slices(partial, slices, kPartial / 2 + i);
       h[at.within * columns + c] = float_to_bf16(swiglu(gate * global, up * global, p.limit) * weight);
     }
-    __syncwarp();
-    if (lane_idx() == 0) barrier_arrive(&s.free[set.slot]);
+    barrier_arrive(&s.free[set.slot]);
   }
 }
 
@@ -183,8 +181,7 @@ FL_DEVICE void down_multiply(const ExpertsDownParams& p, const Item* items, cons
     multiply_slice<kFormat>(acc, ring.next_out(), x, [&](int step) { load_step(x[step], row, step); });
     barrier_wait(&s.free[set.slot], set.parity ^ 1);
     spill_slice(acc, s.partial[set.slot] + warp * kPartial);
-    __syncwarp();
-    if (lane == 0) barrier_arrive(&s.done[set.slot]);
+    barrier_arrive(&s.done[set.slot]);
   }
 }
 
@@ -209,8 +206,9 @@ FL_DEVICE void down_add(const ExpertsDownParams& p, const Item* items, const uin
       } while (++n < item.count && of[n - 1] == of[n]);
       *sum = total;
     }
+    // A token's next pair may be another lane's.
     __syncwarp();
-    if (lane_idx() == 0) barrier_arrive(&s.free[set.slot]);
+    barrier_arrive(&s.free[set.slot]);
   }
 }
 
@@ -225,8 +223,8 @@ FL_DEVICE void down_store(const ExpertsDownParams& p, int first_token, int token
 
 FL_DEVICE void init_sets(Fp4Shared& s) {
   if (threadIdx.x != 0) return;
-  barrier_init(s.done, kSets, kSliceWarps);
-  barrier_init(s.free, kSets, kAdders);
+  barrier_init(s.done, kSets, kSliceWarps * kWarp);
+  barrier_init(s.free, kSets, kAdders * kWarp);
 }
 
 }  // namespace

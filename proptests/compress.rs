@@ -4,13 +4,13 @@ use std::ops::Range;
 
 use flashlane::format::kv_row::KvFormat;
 use flashlane::ops::{
-    BufferId, Compress, HEAD_DIM, Op, ROPE_DIM, StateLayout, Tokens, c4_state_slot, c128_state_slot,
+    BufferId, Compress, HEAD_DIM, Op, Pooling, ROPE_DIM, StateLayout, c4_state_slot, c128_state_slot,
 };
 use proptest::prelude::*;
 
 use crate::support::{
-    Book, Case, Draw, Dtype, EPS, Found, Off, Runs, Value, config, kv_bytes, kv_row, kv_step, norm_off,
-    rope_off, rope_table,
+    Book, Case, Draw, Dtype, EPS, Found, Off, Runs, config, kv_bytes, kv_row, kv_step, norm_off, rope_off,
+    rope_table,
 };
 
 pub(crate) const POSITIONS: usize = 1100;
@@ -118,7 +118,7 @@ impl Setup {
     }
 
     /// What every operation over a compressor needs, its state readable only where it must be.
-    pub(crate) fn operands(&self, case: &mut Case) -> (Tokens, [Value; 6], BufferId) {
+    pub(crate) fn pooling(&self, case: &mut Case, pool: BufferId) -> Pooling {
         let tokens = case.tokens(self.per_request, &self.positions);
         let kvg = case.real("kvg", Dtype::F32, &self.kvg);
         let projection = self.layout.projection();
@@ -133,8 +133,8 @@ impl Setup {
         );
         let norm = case.vector("norm", &self.norm);
         let rope = case.rope(POSITIONS);
-        let slots = case.ints("state_slot", &self.slots);
-        let row_slots = case.longs("row_slot", &self.row_slots);
+        let state_slot = case.ints("state_slot", &self.slots);
+        let row_slot = case.longs("row_slot", &self.row_slots);
         let state = case.state("state", &self.state);
         let mut readable = Vec::new();
         for (request, tokens) in self.runs() {
@@ -153,7 +153,22 @@ impl Setup {
             tokens.iter().for_each(|&(_, p)| case.writes(state, bytes(p)));
         }
         case.unread_except(state, &readable);
-        (tokens, [kvg, ape, norm, rope, slots, row_slots], state)
+        Pooling {
+            tokens,
+            kvg,
+            ape,
+            norm,
+            rope,
+            state_slot,
+            row_slot,
+            state,
+            state_slots: self.num_slots,
+            layout: self.layout,
+            pool,
+            pages: self.book.pages,
+            max_positions: POSITIONS,
+            eps: RMS_EPS,
+        }
     }
 
     /// A token's value and gate in a column.
@@ -259,32 +274,15 @@ impl Setup {
 
     pub(crate) fn build(&self, format: KvFormat, trained: bool) -> (Case, BufferId, BufferId) {
         let mut case = Case::new();
-        let (tokens, [kvg, ape, norm, rope, state_slot, row_slot], state) = self.operands(&mut case);
         let (pages, page_rows) = (self.book.pages, self.book.page_rows);
         let pool = case.pool("pool", vec![0; pages * format.page_bytes(page_rows)]);
         case.unread(pool, 0..pages * format.page_bytes(page_rows));
         for row in self.finished() {
             kv_bytes(format, page_rows, row.place).into_iter().for_each(|r| case.writes(pool, r));
         }
-        case.op(Op::Compress(Compress {
-            tokens,
-            kvg,
-            ape,
-            norm,
-            rope,
-            state_slot,
-            row_slot,
-            state,
-            state_slots: self.num_slots,
-            layout: self.layout,
-            pool,
-            pages,
-            page_rows,
-            format,
-            trained,
-            max_positions: POSITIONS,
-            eps: RMS_EPS,
-        }));
+        let pooling = self.pooling(&mut case, pool);
+        let state = pooling.state;
+        case.op(Op::Compress(Compress { pooling, page_rows, format, trained }));
         (case, state, pool)
     }
 

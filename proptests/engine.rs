@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use flashlane::checkpoint::{Checkpoint, synthetic};
 use flashlane::cpu;
 use flashlane::engine::{
-    Device, Engine, EngineConfig, EngineError, Event, FinishReason, Generate, GenerateRequest, HostDevice,
-    Prepared, RequestHandle, SamplingParams, StartError, Wanted,
+    DecodeBuckets, Device, Engine, EngineConfig, EngineError, Event, FinishReason, Generate, GenerateRequest,
+    HostDevice, Prepared, RequestHandle, SamplingParams, StartError, Wanted,
 };
 use flashlane::format::index_row::IndexFormat;
 use flashlane::format::kv_row::KvFormat;
@@ -29,6 +29,7 @@ pub(crate) fn config(numerics: Numerics, max_num_seqs: usize) -> EngineConfig {
     EngineConfig {
         max_model_len: 768,
         max_num_seqs,
+        decode_buckets: DecodeBuckets::default(),
         max_num_queued: 64,
         num_blocks: None,
         numerics,
@@ -95,14 +96,18 @@ fn tokens_are_the_same_alone_and_in_company() {
     for index in [IndexFormat::Bf16, IndexFormat::Fp8, IndexFormat::Fp4] {
         let numerics = Numerics { index, ..SERVED };
         let expected = alone(numerics);
-        for rows in [3, 12] {
-            let engine = engine(numerics, rows);
+        let few = DecodeBuckets::new(&[2, 7]).unwrap();
+        for (rows, decode_buckets) in
+            [(3, DecodeBuckets::default()), (12, DecodeBuckets::default()), (12, few)]
+        {
+            let engine = Engine::on_cpu(&model(), EngineConfig { decode_buckets, ..config(numerics, rows) });
+            let engine = engine.unwrap();
             let submit = |(seed, prompt): (u64, usize)| engine.submit(request(seed, prompt, 9)).unwrap();
             let order: Vec<(u64, usize)> = (0u64..).zip(PROMPTS).collect();
             let handles: Vec<_> = order.iter().rev().copied().map(submit).collect();
             let mut got: Vec<_> = handles.into_iter().map(|h| collect(h).0).collect();
             got.reverse();
-            assert_eq!(got, expected, "{index:?}, {rows} rows");
+            assert_eq!(got, expected, "{index:?}, {rows} rows, {decode_buckets:?}");
             idle(&engine);
         }
     }

@@ -6,7 +6,7 @@ use flashlane::format::index_row::IndexFormat;
 use flashlane::ops::{BufferId, INDEX_DIM, IndexStore, Op, PAGE_ROWS, StateLayout};
 use proptest::prelude::*;
 
-use crate::compress::{Finished, POSITIONS, RMS_EPS, Setup};
+use crate::compress::{Finished, POSITIONS, Setup};
 use crate::support::{Case, Draw, config, hadamard_off, index_bytes, index_row, index_step};
 
 pub(crate) const LAYOUT: StateLayout = StateLayout { ratio: 4, width: INDEX_DIM };
@@ -15,30 +15,15 @@ const FORMATS: [IndexFormat; 4] = [IndexFormat::F32, IndexFormat::Bf16, IndexFor
 /// The case, its state and its pool.
 pub(crate) fn build(setup: &Setup, format: IndexFormat) -> (Case, BufferId, BufferId) {
     let mut case = Case::new();
-    let (tokens, [kvg, ape, norm, rope, state_slot, row_slot], state) = setup.operands(&mut case);
     let size = setup.book.pages * format.page_bytes(PAGE_ROWS);
     let pool = case.pool("pool", vec![0; size]);
     case.unread(pool, 0..size);
     for row in setup.finished() {
         index_bytes(format, PAGE_ROWS, row.place).into_iter().for_each(|r| case.writes(pool, r));
     }
-    case.op(Op::IndexStore(IndexStore {
-        tokens,
-        kvg,
-        ape,
-        norm,
-        rope,
-        state_slot,
-        row_slot,
-        state,
-        state_slots: setup.num_slots,
-        layout: LAYOUT,
-        pool,
-        pages: setup.book.pages,
-        format,
-        max_positions: POSITIONS,
-        eps: RMS_EPS,
-    }));
+    let pooling = setup.pooling(&mut case, pool);
+    let state = pooling.state;
+    case.op(Op::IndexStore(IndexStore { pooling, format }));
     (case, state, pool)
 }
 

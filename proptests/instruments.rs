@@ -316,10 +316,15 @@ mod cuda {
     fn a_gpu_is_watched_in_every_mode() {
         let Some(gpu) = crate::support::cuda::gpu() else { return };
         let sizes = [(1, 9), (63, 9), (250, 12), (257, 40), (420, 9)];
-        for mode in crate::gpu_engine::modes() {
-            holds(&gpu, mode, 1, &sizes);
-            eprintln!("{mode:?}: watched");
-        }
+        std::thread::scope(|scope| {
+            for mode in crate::gpu_engine::modes() {
+                let (gpu, sizes) = (&gpu, &sizes);
+                scope.spawn(move || {
+                    holds(gpu, mode, 1, sizes);
+                    eprintln!("{mode:?}: watched");
+                });
+            }
+        });
     }
 
     #[cfg(feature = "emulator")]

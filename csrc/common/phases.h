@@ -1,7 +1,7 @@
 // Barriers in shared memory on which some warps of a block wait for others, while the others go on.
 //
-// A phase of a barrier ends when so many arrivals as it was made for have come; phases alternate in parity from 0. A whole warp
-// waits; one lane of a warp arrives, after `__syncwarp` for what the others did.
+// A phase of a barrier ends when so many threads as it was made for have arrived; phases alternate in parity from 0. A whole warp
+// waits, and every lane arrives: behind one lane's arrival for all, racecheck does not see what the others did.
 #pragma once
 
 #include "kernel.h"
@@ -14,13 +14,13 @@ struct EmulatedBarrier {
 #endif
 
 // One thread; then a block barrier.
-FL_DEVICE void barrier_init(uint64_t* barriers, int count, int arrivals) {
+FL_DEVICE void barrier_init(uint64_t* barriers, int count, int threads) {
   for (int i = 0; i < count; ++i) {
 #if defined(__CUDA_ARCH__)
     uint32_t address = (uint32_t)__cvta_generic_to_shared(barriers + i);
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address), "r"(arrivals) : "memory");
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address), "r"(threads) : "memory");
 #elif defined(FL_EMULATED)
-    *(EmulatedBarrier*)(barriers + i) = {(uint16_t)arrivals, (uint16_t)arrivals, 0};
+    *(EmulatedBarrier*)(barriers + i) = {(uint16_t)threads, (uint16_t)threads, 0};
 #endif
   }
 }

@@ -5,7 +5,7 @@ use flashlane::format::index_row::IndexFormat;
 use flashlane::format::kv_row::KvFormat;
 use flashlane::ops::{
     Attention, BufferId, Compress, Compressed, HEAD_DIM, INDEX_DIM, IndexLogits, Op, PAGE_ROWS, Paged,
-    RopeStore, StateLayout,
+    Pooling, RopeStore, StateLayout,
 };
 
 use super::{Built, EPS, POSITIONS, SIZES, decode, each, hold, position, shared, spread};
@@ -78,7 +78,7 @@ fn compressed_rows_and_their_states() {
             });
             let rows: Vec<_> = rows.collect();
             rows.iter().flatten().for_each(|(buffer, range)| case.writes(*buffer, range.clone()));
-            case.op(Op::Compress(Compress {
+            let pooling = Pooling {
                 tokens,
                 kvg,
                 ape,
@@ -91,12 +91,10 @@ fn compressed_rows_and_their_states() {
                 layout,
                 pool,
                 pages,
-                page_rows,
-                format,
-                trained: false,
                 max_positions: 2048,
                 eps: EPS,
-            }));
+            };
+            case.op(Op::Compress(Compress { pooling, page_rows, format, trained: false }));
             Built { case, rows }
         });
     }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use flashlane::engine::DecodeBuckets;
 use flashlane::instrument::{Fault, Instruments, SPEC};
 
 use crate::eval::EvalArgs;
@@ -79,6 +80,10 @@ pub struct ModelArgs {
     /// other prompts is read; every other block goes to the shortest prompt
     #[arg(long, env = "FLASHLANE_MAX_NUM_SEQS", value_name = "N", default_value_t = 8, value_parser = from_1_to(1024))]
     pub max_num_seqs: usize,
+    /// Rows of the decode steps that are built, and on a GPU captured, at start, besides one of --max-num-seqs rows: a batch
+    /// runs in the smallest that holds it. More of them waste fewer rows and take longer to start; tokens do not depend on them
+    #[arg(long, env = "FLASHLANE_DECODE_BUCKETS", value_name = "N,N,…", default_value_t)]
+    pub decode_buckets: DecodeBuckets,
     /// Requests that may wait; further ones are answered 429
     #[arg(long, env = "FLASHLANE_MAX_NUM_QUEUED_REQUESTS", value_name = "N", default_value_t = 64)]
     pub max_num_queued_requests: usize,

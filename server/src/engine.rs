@@ -187,6 +187,7 @@ fn config(args: &ModelArgs, model: &ModelConfig) -> anyhow::Result<EngineConfig>
     Ok(EngineConfig {
         max_model_len,
         max_num_seqs: args.max_num_seqs,
+        decode_buckets: args.decode_buckets,
         max_num_queued: args.max_num_queued_requests,
         num_blocks: args.num_pages,
         numerics: numerics(args)?,

@@ -10,7 +10,7 @@ use super::context::{Context, Rope};
 use super::math::{exp, rms_norm, rotate_last};
 use super::pages::{KvPool, slot};
 use super::simd::{Simd, kernel};
-use crate::ops::{Compress, HEAD_DIM, StateLayout, Tokens, Value, c4_state_slot, c128_state_slot};
+use crate::ops::{Compress, HEAD_DIM, Pooling, StateLayout, Tokens, c4_state_slot, c128_state_slot};
 
 /// Everything that turns projections into rows.
 pub(super) struct Compressor<'a, 'w> {
@@ -27,39 +27,25 @@ pub(super) struct Compressor<'a, 'w> {
     simd: Simd,
 }
 
-/// The operands that `compress` and `index_store` have in common.
-pub(super) struct Inputs<'v> {
-    pub(super) tokens: Tokens,
-    pub(super) kvg: &'v Value,
-    pub(super) ape: &'v Value,
-    pub(super) norm: &'v Value,
-    pub(super) rope: &'v Value,
-    pub(super) state_slot: &'v Value,
-    pub(super) state_slots: usize,
-    pub(super) layout: StateLayout,
-    pub(super) max_positions: usize,
-    pub(super) eps: f32,
-}
-
 impl<'a, 'w> Compressor<'a, 'w> {
-    pub(super) fn new(inputs: &Inputs<'_>, context: &Context<'a, 'w>) -> Result<Self, ExecError> {
-        let layout = inputs.layout;
+    pub(super) fn new(p: &Pooling, context: &Context<'a, 'w>) -> Result<Self, ExecError> {
+        let layout = p.layout;
         if layout.ratio != 4 && layout.ratio != 128 {
             let (dimension, expected) = ("ratio", "4 or 128");
             return Err(ExecError::Dimension { op: "compress", dimension, expected, found: layout.ratio });
         }
         let projection = layout.projection();
         Ok(Self {
-            tokens: inputs.tokens,
-            positions: context.positions(&inputs.tokens)?,
-            kvg: context.f32s("kvg", inputs.kvg, inputs.tokens.rows() * projection)?,
-            ape: context.vector("ape", inputs.ape, layout.ratio * projection / 2)?,
-            norm: context.vector("norm", inputs.norm, layout.width)?,
-            rope: context.rope(inputs.rope, inputs.max_positions)?,
-            slots: context.ints("state_slot", inputs.state_slot, inputs.tokens.requests)?,
-            state_slots: inputs.state_slots,
+            tokens: p.tokens,
+            positions: context.positions(&p.tokens)?,
+            kvg: context.f32s("kvg", &p.kvg, p.tokens.rows() * projection)?,
+            ape: context.vector("ape", &p.ape, layout.ratio * projection / 2)?,
+            norm: context.vector("norm", &p.norm, layout.width)?,
+            rope: context.rope(&p.rope, p.max_positions)?,
+            slots: context.ints("state_slot", &p.state_slot, p.tokens.requests)?,
+            state_slots: p.state_slots,
             layout,
-            eps: inputs.eps,
+            eps: p.eps,
             simd: context.simd,
         })
     }
@@ -200,26 +186,15 @@ kernel! {
 }
 
 pub(super) fn run(op: &Compress, context: &mut Context<'_, '_>) -> Result<(), ExecError> {
-    let inputs = Inputs {
-        tokens: op.tokens,
-        kvg: &op.kvg,
-        ape: &op.ape,
-        norm: &op.norm,
-        rope: &op.rope,
-        state_slot: &op.state_slot,
-        state_slots: op.state_slots,
-        layout: op.layout,
-        max_positions: op.max_positions,
-        eps: op.eps,
-    };
-    context.expect("row", HEAD_DIM, op.layout.width)?;
-    let compressor = Compressor::new(&inputs, context)?;
-    let row_slots = context.longs("row_slot", &op.row_slot, op.tokens.rows())?;
-    let state = context.state_mut(op.state, op.state_slots * op.layout.len())?;
-    let mut pool = KvPool::new(context, op.pool, op.pages, op.page_rows, op.format, op.trained)?;
+    let p = &op.pooling;
+    context.expect("row", HEAD_DIM, p.layout.width)?;
+    let compressor = Compressor::new(p, context)?;
+    let row_slots = context.longs("row_slot", &p.row_slot, p.tokens.rows())?;
+    let state = context.state_mut(p.state, p.state_slots * p.layout.len())?;
+    let mut pool = KvPool::new(context, p.pool, p.pages, op.page_rows, op.format, op.trained)?;
     let simd = context.simd;
     compressor.run(state, &mut [0.0; HEAD_DIM], |t, row| {
-        if let (Some(at), Ok(row)) = (slot(row_slots[t], op.page_rows, op.pages), row.try_into()) {
+        if let (Some(at), Ok(row)) = (slot(row_slots[t], op.page_rows, p.pages), row.try_into()) {
             pool.store(simd, at, row);
         }
     });

@@ -1,7 +1,7 @@
 //! `index_store`: the indexer's compressed key rows.
 
 use super::ExecError;
-use super::compress::{Compressor, Inputs};
+use super::compress::Compressor;
 use super::context::Context;
 use super::pages::slot;
 use super::simd::kernel;
@@ -17,27 +17,16 @@ kernel! {
 }
 
 pub(super) fn run(op: &IndexStore, context: &mut Context<'_, '_>) -> Result<(), ExecError> {
-    let inputs = Inputs {
-        tokens: op.tokens,
-        kvg: &op.kvg,
-        ape: &op.ape,
-        norm: &op.norm,
-        rope: &op.rope,
-        state_slot: &op.state_slot,
-        state_slots: op.state_slots,
-        layout: op.layout,
-        max_positions: op.max_positions,
-        eps: op.eps,
-    };
-    context.expect("row", INDEX_DIM, op.layout.width)?;
-    let compressor = Compressor::new(&inputs, context)?;
-    let row_slots = context.longs("row_slot", &op.row_slot, op.tokens.rows())?;
-    let state = context.state_mut(op.state, op.state_slots * op.layout.len())?;
+    let p = &op.pooling;
+    context.expect("row", INDEX_DIM, p.layout.width)?;
+    let compressor = Compressor::new(p, context)?;
+    let row_slots = context.longs("row_slot", &p.row_slot, p.tokens.rows())?;
+    let state = context.state_mut(p.state, p.state_slots * p.layout.len())?;
     let page_bytes = op.format.page_bytes(PAGE_ROWS);
-    let pool = context.pool_mut(op.pool, op.pages * page_bytes)?;
+    let pool = context.pool_mut(p.pool, p.pages * page_bytes)?;
     let simd = context.simd;
     compressor.run(state, &mut [0.0; INDEX_DIM], |t, row| {
-        if let (Some((page, place)), Ok(row)) = (slot(row_slots[t], PAGE_ROWS, op.pages), row.try_into()) {
+        if let (Some((page, place)), Ok(row)) = (slot(row_slots[t], PAGE_ROWS, p.pages), row.try_into()) {
             store_key(simd, op.format, row, &mut pool[page * page_bytes..(page + 1) * page_bytes], place);
         }
     });

@@ -63,10 +63,14 @@ impl Gpu {
             events,
             gpu: Arc::clone(&self),
         };
-        let side = self.side(script.route.streams - 1, 0)?;
-        let lanes = Lanes { main: &self.stream, side: &side.streams, events: &graph.events };
+        // Not the stream of launches: what another engine on this GPU launches meanwhile must not land in this graph.
+        let side = self.side(script.route.streams, 0)?;
+        let Some((main, others)) = side.streams.split_first() else {
+            return Err(CudaError::Unsupported { op: "capture", what: "a script on no stream" });
+        };
+        let lanes = Lanes { main, side: others, events: &graph.events };
         let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        self.stream.begin_capture(mode).map_err(failed("cuStreamBeginCapture"))?;
+        main.begin_capture(mode).map_err(failed("cuStreamBeginCapture"))?;
         let mut tied = HashMap::new();
         // SAFETY: the caller's; nothing runs.
         let walked = unsafe {
@@ -76,7 +80,7 @@ impl Gpu {
             })
         };
         // SAFETY: a capture was begun on this stream. Ended also after an error, or the stream would stay in it.
-        let ended = unsafe { result::stream::end_capture(self.stream.cu_stream()) };
+        let ended = unsafe { result::stream::end_capture(main.cu_stream()) };
         if let Ok(raw) = ended {
             graph.graph = raw;
         }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use super::api::{EngineError, Generate, GenerateRequest, RequestHandle, Stats};
-use super::bucket::{Prepared, RING, Unprovable, decode_shapes, prepare, prove_steps};
+use super::bucket::{DecodeBuckets, Prepared, RING, Unprovable, decode_shapes, prepare, prove_steps};
 use super::device::Device;
 use super::request::{Reader, Waiting};
 use super::runner::Runner;
@@ -25,6 +25,8 @@ pub struct EngineConfig {
     pub max_model_len: usize,
     /// Requests that run at once.
     pub max_num_seqs: usize,
+    /// Rows of the decode steps below that of `max_num_seqs` rows.
+    pub decode_buckets: DecodeBuckets,
     /// Requests that may wait while `max_num_seqs` run. The sum of both bounds what is accepted, so that more may wait where
     /// pages are too few for `max_num_seqs`.
     pub max_num_queued: usize,
@@ -96,7 +98,7 @@ impl EngineConfig {
     /// The shapes that steps are built for: the decode buckets ascending, then prefill.
     #[must_use]
     pub fn shapes(&self) -> Vec<StepShape> {
-        let mut shapes = decode_shapes(self.max_num_seqs, self.max_positions());
+        let mut shapes = decode_shapes(&self.decode_buckets, self.max_num_seqs, self.max_positions());
         shapes.push(StepShape::prefill(self.max_positions()));
         shapes
     }

@@ -21,7 +21,7 @@ mod scheduler;
 mod simulated;
 
 pub use api::*;
-pub use bucket::{DECODE_BUCKETS, DRIVE, Prepared, RING, Unprovable, prepare, prove_steps};
+pub use bucket::{BucketError, DRIVE, DecodeBuckets, Prepared, RING, Unprovable, prepare, prove_steps};
 pub use device::{Device, HostDevice, Wanted};
 #[cfg(feature = "cuda")]
 pub use gpu::{Forced, GpuConfig, IdleLog};

@@ -3,6 +3,7 @@ use std::sync::Arc;
 use tokio::sync::mpsc::{Receiver, channel};
 
 use super::super::api::{GenerateRequest, SamplingParams};
+use super::super::bucket::DecodeBuckets;
 use super::super::device::HostDevice;
 use super::super::handle::EngineConfig;
 use super::super::request::Reader;
@@ -23,6 +24,7 @@ fn scheduler() -> Scheduler {
     let config = EngineConfig {
         max_model_len: 512,
         max_num_seqs: 3,
+        decode_buckets: DecodeBuckets::default(),
         max_num_queued: 9,
         num_blocks: None,
         numerics,

@@ -171,8 +171,8 @@ impl Pools {
 pub(super) fn stores_to(graph: &Graph, op: &Op) -> Option<PoolId> {
     let buffer = match op {
         Op::RopeStore(o) => o.pool,
-        Op::Compress(o) => o.pool,
-        Op::IndexStore(o) => o.pool,
+        Op::Compress(o) => o.pooling.pool,
+        Op::IndexStore(o) => o.pooling.pool,
         _ => return None,
     };
     match graph.buffer(buffer).class {

@@ -50,13 +50,9 @@ impl StateLayout {
     }
 }
 
-/// Updates the state with every token in order and, for each token that completes a row, pools, norms (`norm`), rotates
-/// at the row's first token and stores the row at `row_slot[t]` in the pool's format (rounding as in `rope_store`).
-///
-/// Ratio 4: a row pools the A halves of tokens `4(i-1)..4i` and the B halves of `4i..4i+4` (eight candidates per channel;
-/// for row 0 the first four weigh nothing). Ratio 128: all 128 tokens.
+/// What [`Compress`] and [`IndexStore`](super::IndexStore) pool rows from, and the pool that they go to.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Compress {
+pub struct Pooling {
     pub tokens: Tokens,
     /// f32 `[T, projection]`: `[kv (c width) | gate (c width)]`, c = 2 for ratio 4 (A half, then B half), else 1.
     pub kvg: Value,
@@ -76,15 +72,11 @@ pub struct Compress {
     pub layout: StateLayout,
     pub pool: BufferId,
     pub pages: usize,
-    /// 64 for ratio 4, 2 for ratio 128.
-    pub page_rows: usize,
-    pub format: KvFormat,
-    pub trained: bool,
     pub max_positions: usize,
     pub eps: f32,
 }
 
-impl Compress {
+impl Pooling {
     pub(super) fn regions(&self) -> Vec<Access> {
         vec![
             self.tokens.position.read(),
@@ -99,4 +91,18 @@ impl Compress {
             Access::tail(self.pool, Mode::Write),
         ]
     }
+}
+
+/// Updates the state with every token in order and, for each token that completes a row, pools, norms (`norm`), rotates
+/// at the row's first token and stores the row at `row_slot[t]` in the pool's format (rounding as in `rope_store`).
+///
+/// Ratio 4: a row pools the A halves of tokens `4(i-1)..4i` and the B halves of `4i..4i+4` (eight candidates per channel;
+/// for row 0 the first four weigh nothing). Ratio 128: all 128 tokens.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Compress {
+    pub pooling: Pooling,
+    /// 64 for ratio 4, 2 for ratio 128.
+    pub page_rows: usize,
+    pub format: KvFormat,
+    pub trained: bool,
 }

@@ -27,7 +27,7 @@ mod topk;
 mod touched;
 
 pub use attention::{Attention, Compressed};
-pub use compress::{C4_RING, Compress, StateLayout, c4_state_slot, c128_state_slot};
+pub use compress::{C4_RING, Compress, Pooling, StateLayout, c4_state_slot, c128_state_slot};
 pub use embed::Embed;
 pub use experts::{ExpertsDown, ExpertsUp};
 pub use hyper::{HyperHead, HyperPost, HyperPre, SINKHORN_DEFAULT};
@@ -122,8 +122,8 @@ impl Op {
             Self::Linear(op) => op.regions(),
             Self::Query(op) => op.regions(),
             Self::RopeStore(op) => op.regions(),
-            Self::Compress(op) => op.regions(),
-            Self::IndexStore(op) => op.regions(),
+            Self::Compress(op) => op.pooling.regions(),
+            Self::IndexStore(op) => op.pooling.regions(),
             Self::IndexQuery(op) => op.regions(),
             Self::IndexLogits(op) => op.regions(),
             Self::TopK(op) => op.regions(),

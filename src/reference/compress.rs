@@ -6,29 +6,18 @@ use super::ExecError;
 use super::io::Io;
 use super::math::{Turn, rms_norm, rope};
 use super::rows::{Pool, store_kv};
-use crate::ops::{Compress, HEAD_DIM, ROPE_DIM, StateLayout, Tokens, c4_state_slot, c128_state_slot};
+use crate::ops::{
+    Compress, HEAD_DIM, Pooling, ROPE_DIM, StateLayout, Tokens, c4_state_slot, c128_state_slot,
+};
 
 pub(super) fn run(op: &Compress, io: &mut Io<'_, '_>) -> Result<(), ExecError> {
-    let (rows, layout) = (op.tokens.rows(), op.layout);
-    let projection = layout.projection();
-    let compressor = Compressor {
-        layout,
-        tokens: op.tokens,
-        positions: io.positions(&op.tokens)?,
-        kvg: io.real("kvg", &op.kvg, rows * projection)?,
-        ape: io.weight("ape", &op.ape, layout.ratio * projection / 2)?,
-        norm: io.weight("norm", &op.norm, layout.width)?,
-        rope: io.weight("rope", &op.rope, op.max_positions * ROPE_DIM)?,
-        max_positions: op.max_positions,
-        eps: op.eps,
-        slots: io.ints("state_slot", &op.state_slot, op.tokens.requests)?,
-        num_slots: op.state_slots,
-    };
-    io.expect_width(HEAD_DIM, layout.width)?;
-    let row_slots = io.longs("row_slot", &op.row_slot, rows)?;
-    let finished = compressor.run(io.state_mut(op.state, op.state_slots * layout.len())?);
+    let p = &op.pooling;
+    io.expect_width(HEAD_DIM, p.layout.width)?;
+    let compressor = Compressor::new(p, io)?;
+    let row_slots = io.longs("row_slot", &p.row_slot, p.tokens.rows())?;
+    let finished = compressor.run(io.state_mut(p.state, p.state_slots * p.layout.len())?);
     let page_bytes = op.format.page_bytes(op.page_rows);
-    let mut pool = Pool::new(io.buffer_mut(op.pool)?, op.pages, op.page_rows, page_bytes);
+    let mut pool = Pool::new(io.buffer_mut(p.pool)?, p.pages, op.page_rows, page_bytes);
     for (t, row) in finished {
         if let Some((page, place)) = pool.find(row_slots[t]) {
             store_kv(&row, page, place, op.page_rows, op.format, op.trained);
@@ -39,20 +28,37 @@ pub(super) fn run(op: &Compress, io: &mut Io<'_, '_>) -> Result<(), ExecError> {
 
 /// Everything that turns projections into rows.
 pub(super) struct Compressor<'a> {
-    pub(super) layout: StateLayout,
-    pub(super) tokens: Tokens,
-    pub(super) positions: Vec<Option<usize>>,
-    pub(super) kvg: Vec<f64>,
-    pub(super) ape: &'a [f64],
-    pub(super) norm: &'a [f64],
-    pub(super) rope: &'a [f64],
-    pub(super) max_positions: usize,
-    pub(super) eps: f32,
-    pub(super) slots: &'a [i32],
-    pub(super) num_slots: usize,
+    layout: StateLayout,
+    tokens: Tokens,
+    positions: Vec<Option<usize>>,
+    kvg: Vec<f64>,
+    ape: &'a [f64],
+    norm: &'a [f64],
+    rope: &'a [f64],
+    max_positions: usize,
+    eps: f32,
+    slots: &'a [i32],
+    num_slots: usize,
 }
 
-impl Compressor<'_> {
+impl<'a, 'w: 'a> Compressor<'a> {
+    pub(super) fn new(p: &Pooling, io: &Io<'a, 'w>) -> Result<Self, ExecError> {
+        let (rows, projection) = (p.tokens.rows(), p.layout.projection());
+        Ok(Self {
+            layout: p.layout,
+            tokens: p.tokens,
+            positions: io.positions(&p.tokens)?,
+            kvg: io.real("kvg", &p.kvg, rows * projection)?,
+            ape: io.weight("ape", &p.ape, p.layout.ratio * projection / 2)?,
+            norm: io.weight("norm", &p.norm, p.layout.width)?,
+            rope: io.weight("rope", &p.rope, p.max_positions * ROPE_DIM)?,
+            max_positions: p.max_positions,
+            eps: p.eps,
+            slots: io.ints("state_slot", &p.state_slot, p.tokens.requests)?,
+            num_slots: p.state_slots,
+        })
+    }
+
     /// Updates the state with every token; gives the rows that were completed, each with the token that did.
     pub(super) fn run(&self, state: &mut [f32]) -> Vec<(usize, Vec<f64>)> {
         let StateLayout { ratio, width } = self.layout;

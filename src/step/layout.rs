@@ -14,7 +14,7 @@ pub use owners::{AnyOwner, Owners};
 
 use super::graph::Graph;
 use super::host_io::HostIo;
-use crate::ops::{BufferId, Compressed, Op, PAGE_ROWS, Paged, Tokens, Value, WINDOW};
+use crate::ops::{BufferId, Compress, Compressed, IndexStore, Op, PAGE_ROWS, Paged, Tokens, Value, WINDOW};
 
 /// What one page table lets a request see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,11 +79,11 @@ impl Layout {
     fn node(&mut self, op: &Op, pools: &HashMap<BufferId, View>) {
         let (slots, pool, ratio, page_rows, pages, tokens, max) = match op {
             Op::RopeStore(o) => (o.slot, o.pool, 1, PAGE_ROWS, o.pages, o.tokens, o.max_positions),
-            Op::Compress(o) => {
-                (o.row_slot, o.pool, o.layout.ratio, o.page_rows, o.pages, o.tokens, o.max_positions)
+            Op::Compress(Compress { pooling: p, page_rows, .. }) => {
+                (p.row_slot, p.pool, p.layout.ratio, *page_rows, p.pages, p.tokens, p.max_positions)
             }
-            Op::IndexStore(o) => {
-                (o.row_slot, o.pool, o.layout.ratio, PAGE_ROWS, o.pages, o.tokens, o.max_positions)
+            Op::IndexStore(IndexStore { pooling: p, .. }) => {
+                (p.row_slot, p.pool, p.layout.ratio, PAGE_ROWS, p.pages, p.tokens, p.max_positions)
             }
             Op::Embed(o) => return add(&mut self.states, (o.carry.slot, o.carry.slots)),
             Op::HyperHead(o) => return add(&mut self.samples, o.rows),
@@ -98,10 +98,9 @@ impl Layout {
         let view = pools.get(&pool).map(|v| v.paged);
         let (table, width) = (view.map(|v| v.table), view.map_or(0, |v| v.width));
         add(&mut self.stores, Store { slots, ratio, page_rows, pages, table, width });
-        match op {
-            Op::Compress(o) => add(&mut self.states, (o.state_slot, o.state_slots)),
-            Op::IndexStore(o) => add(&mut self.states, (o.state_slot, o.state_slots)),
-            _ => {}
+        if let Op::Compress(Compress { pooling: p, .. }) | Op::IndexStore(IndexStore { pooling: p, .. }) = op
+        {
+            add(&mut self.states, (p.state_slot, p.state_slots));
         }
     }
 

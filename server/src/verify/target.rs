@@ -93,6 +93,7 @@ fn engine(args: &VerifyArgs, model: &ModelConfig) -> anyhow::Result<EngineConfig
     Ok(EngineConfig {
         max_model_len: positions,
         max_num_seqs: batch,
+        decode_buckets: flashlane::engine::DecodeBuckets::default(),
         max_num_queued: 0,
         num_blocks: None,
         numerics: Numerics { activation: Dtype::Bf16, trained: true, kv: KvFormat::Fp8, index },

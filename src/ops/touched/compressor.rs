@@ -3,40 +3,30 @@
 use std::ops::Range;
 
 use super::{RowBytes, Rows, Touch, UnknownContents};
-use crate::ops::{BufferId, C4_RING, Mode, StateLayout, Tokens, Value, c4_state_slot, c128_state_slot};
-
-/// What `compress` and `index_store` have in common.
-pub(super) struct Compressor<'a> {
-    pub(super) tokens: Tokens,
-    pub(super) layout: StateLayout,
-    pub(super) state: BufferId,
-    pub(super) state_slot: Value,
-    pub(super) state_slots: usize,
-    pub(super) row_slot: Value,
-    pub(super) pool: BufferId,
-    pub(super) rows: usize,
-    pub(super) row: &'a dyn Fn(usize) -> RowBytes,
-    pub(super) rope: Value,
-    pub(super) max_positions: usize,
-}
+use crate::ops::{C4_RING, Mode, Pooling, StateLayout, c4_state_slot, c128_state_slot};
 
 impl Touch<'_> {
-    pub(super) fn compressor(&mut self, c: &Compressor<'_>) -> Result<(), UnknownContents> {
-        let (positions, slots) = (self.i32s(&c.tokens.position)?, self.i64s(&c.row_slot)?);
-        let states = self.i32s(&c.state_slot)?;
-        self.store(c.pool, &slots, c.rows, c.row);
-        let ratio = i32::try_from(c.layout.ratio).unwrap_or(i32::MAX);
-        let complete = positions.iter().copied().filter(|p| *p >= 0 && (p + 1) % ratio == 0);
-        self.lookup(&c.rope, c.max_positions, complete.map(|p| p + 1 - ratio));
+    pub(super) fn pooling(
+        &mut self,
+        p: &Pooling,
+        page_rows: usize,
+        row: &dyn Fn(usize) -> RowBytes,
+    ) -> Result<(), UnknownContents> {
+        let (positions, slots) = (self.i32s(&p.tokens.position)?, self.i64s(&p.row_slot)?);
+        let states = self.i32s(&p.state_slot)?;
+        self.store(p.pool, &slots, p.pages * page_rows, row);
+        let ratio = i32::try_from(p.layout.ratio).unwrap_or(i32::MAX);
+        let complete = positions.iter().copied().filter(|at| *at >= 0 && (at + 1) % ratio == 0);
+        self.lookup(&p.rope, p.max_positions, complete.map(|at| at + 1 - ratio));
         let (mut read, mut written) = (Vec::new(), Vec::new());
-        for (positions, slot) in positions.chunks(c.tokens.per_request.max(1)).zip(states) {
-            let Some(slot) = usize::try_from(slot).ok().filter(|s| *s < c.state_slots) else { continue };
+        for (positions, slot) in positions.chunks(p.tokens.per_request.max(1)).zip(states) {
+            let Some(slot) = usize::try_from(slot).ok().filter(|s| *s < p.state_slots) else { continue };
             let live = live(positions);
-            read.extend(state_reads(&c.layout, &live).map(|s| state_bytes(&c.layout, slot, s)));
-            written.extend(live.map(|p| state_bytes(&c.layout, slot, state_slot(&c.layout, p))));
+            read.extend(state_reads(&p.layout, &live).map(|s| state_bytes(&p.layout, slot, s)));
+            written.extend(live.map(|at| state_bytes(&p.layout, slot, state_slot(&p.layout, at))));
         }
-        self.add(c.state, Mode::Read, Rows::Settled, read);
-        self.add(c.state, Mode::Write, Rows::Tail, written);
+        self.add(p.state, Mode::Read, Rows::Settled, read);
+        self.add(p.state, Mode::Write, Rows::Tail, written);
         Ok(())
     }
 }

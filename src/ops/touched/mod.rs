@@ -7,7 +7,7 @@ mod compressor;
 
 use std::ops::Range;
 
-use self::compressor::{Compressor, live};
+use self::compressor::live;
 use super::{
     Access, Attention, BufferId, Carry, Compressed, Dtype, Embed, IndexLogits, IndexSelect, Mode, Op,
     PAGE_ROWS, Paged, Part, ROPE_DIM, RopeStore, Sample, Tokens, TopK, Value, WINDOW,
@@ -62,32 +62,13 @@ impl Op {
             Self::Query(op) => touch.rope(&op.tokens, &op.rope, op.max_positions)?,
             Self::IndexQuery(op) => touch.rope(&op.tokens, &op.rope, op.max_positions)?,
             Self::RopeStore(op) => touch.rope_store(op)?,
-            Self::Compress(op) => touch.compressor(&Compressor {
-                tokens: op.tokens,
-                layout: op.layout,
-                state: op.state,
-                state_slot: op.state_slot,
-                state_slots: op.state_slots,
-                row_slot: op.row_slot,
-                pool: op.pool,
-                rows: op.pages * op.page_rows,
-                row: &|slot| kv_row(op.format, slot, op.page_rows),
-                rope: op.rope,
-                max_positions: op.max_positions,
-            })?,
-            Self::IndexStore(op) => touch.compressor(&Compressor {
-                tokens: op.tokens,
-                layout: op.layout,
-                state: op.state,
-                state_slot: op.state_slot,
-                state_slots: op.state_slots,
-                row_slot: op.row_slot,
-                pool: op.pool,
-                rows: op.pages * PAGE_ROWS,
-                row: &|slot| index_row(op.format, slot),
-                rope: op.rope,
-                max_positions: op.max_positions,
-            })?,
+            Self::Compress(op) => {
+                let row = |slot| kv_row(op.format, slot, op.page_rows);
+                touch.pooling(&op.pooling, op.page_rows, &row)?;
+            }
+            Self::IndexStore(op) => {
+                touch.pooling(&op.pooling, PAGE_ROWS, &|slot| index_row(op.format, slot))?;
+            }
             Self::IndexLogits(op) => touch.index_logits(op)?,
             Self::TopK(op) => touch.topk(op)?,
             Self::IndexSelect(op) => touch.index_select(op)?,

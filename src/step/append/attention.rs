@@ -4,9 +4,10 @@ use std::panic::Location;
 
 use crate::ops::{
     Attention, Compress, Compressed, Dtype, HEAD_DIM, INDEX_DIM, IndexLogits, IndexQuery, IndexSelect,
-    IndexStore, Op, Query, RopeStore, StateLayout, TopK,
+    IndexStore, Op, Pooling, Query, RopeStore, StateLayout, TopK,
 };
 use crate::step::append::NormWeights;
+use crate::step::builder::Inner;
 use crate::step::handles::{Output, Rows, Settled, State, T, Tail, Weight};
 use crate::step::lane::Lane;
 
@@ -33,6 +34,36 @@ pub enum Compact<'a, 's> {
     None,
     Selected { settled: Settled<'s>, stored: &'a Rows<'s>, selected: &'a T<'s> },
     All { settled: Settled<'s>, stored: &'a Rows<'s> },
+}
+
+impl Inner {
+    /// The operands of `compress` and `index_store`: projection and weights, the slots of states and rows, state and pool.
+    fn pooling<'s>(
+        &mut self,
+        (at, op): (&Location<'_>, &str),
+        (kvg, w): (&T<'s>, &CompressWeights),
+        (state_slot, row_slot): (&T<'s>, &T<'s>),
+        (state, tail): (State<'s>, &Tail<'s>),
+    ) -> Pooling {
+        self.same(at, &format!("{op}: columns of the projection"), w.layout.projection(), kvg.cols);
+        self.same(at, &format!("{op}: elements of a state"), w.layout.len(), state.len);
+        Pooling {
+            tokens: self.tokens(at),
+            kvg: kvg.value,
+            ape: self.weight(&w.ape),
+            norm: self.weight(&w.norm.gain),
+            rope: self.weight(&w.rope),
+            state_slot: state_slot.value,
+            row_slot: row_slot.value,
+            state: state.buffer,
+            state_slots: state.slots,
+            layout: w.layout,
+            pool: tail.paged.pool,
+            pages: tail.paged.pages,
+            max_positions: w.rope.rows,
+            eps: w.norm.eps,
+        }
+    }
 }
 
 impl<'s> Lane<'s> {
@@ -101,27 +132,12 @@ impl<'s> Lane<'s> {
     ) -> Rows<'s> {
         let at = Location::caller();
         let mut inner = self.inner();
-        let tokens = inner.tokens(at);
-        inner.same(at, "compress: columns of the projection", w.layout.projection(), kvg.cols);
-        inner.same(at, "compress: elements of a state", w.layout.len(), state.len);
+        let pooling = inner.pooling((at, "compress"), (kvg, w), (state_slot, row_slot), (state, &tail));
         let op = Compress {
-            tokens,
-            kvg: kvg.value,
-            ape: inner.weight(&w.ape),
-            norm: inner.weight(&w.norm.gain),
-            rope: inner.weight(&w.rope),
-            state_slot: state_slot.value,
-            row_slot: row_slot.value,
-            state: state.buffer,
-            state_slots: state.slots,
-            layout: w.layout,
-            pool: tail.paged.pool,
-            pages: tail.paged.pages,
+            pooling,
             page_rows: tail.paged.page_rows,
             format: inner.numerics.kv,
             trained: inner.numerics.trained,
-            max_positions: w.rope.rows,
-            eps: w.norm.eps,
         };
         drop(inner);
         self.append(Op::Compress(op));
@@ -142,26 +158,8 @@ impl<'s> Lane<'s> {
     ) -> Rows<'s> {
         let at = Location::caller();
         let mut inner = self.inner();
-        let tokens = inner.tokens(at);
-        inner.same(at, "index_store: columns of the projection", w.layout.projection(), kvg.cols);
-        inner.same(at, "index_store: elements of a state", w.layout.len(), state.len);
-        let op = IndexStore {
-            tokens,
-            kvg: kvg.value,
-            ape: inner.weight(&w.ape),
-            norm: inner.weight(&w.norm.gain),
-            rope: inner.weight(&w.rope),
-            state_slot: state_slot.value,
-            row_slot: row_slot.value,
-            state: state.buffer,
-            state_slots: state.slots,
-            layout: w.layout,
-            pool: tail.paged.pool,
-            pages: tail.paged.pages,
-            format: inner.numerics.index,
-            max_positions: w.rope.rows,
-            eps: w.norm.eps,
-        };
+        let pooling = inner.pooling((at, "index_store"), (kvg, w), (state_slot, row_slot), (state, &tail));
+        let op = IndexStore { pooling, format: inner.numerics.index };
         drop(inner);
         self.append(Op::IndexStore(op));
         Rows::of(tail)
