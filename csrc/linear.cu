@@ -138,41 +138,75 @@ FL_DEVICE void feed_many(const LinearParams& p, const RowMap& map, unsigned char
   __syncthreads();
 }
 
-// Four neighbouring sums, of both halves.
+// Four neighbouring sums: those of the halves of the segments, and of their parts, in order.
 template <class P>
-FL_DEVICE float4 add_halves(const float* own) {
+FL_DEVICE float4 add_blocks(const float* own) {
   if constexpr (P::kBlocks == 1) return *(const float4*)own;
-  float4 low = *(const float4*)cluster_peer(own, 0), high = *(const float4*)cluster_peer(own, 1);
-  return float4{low.x + high.x, low.y + high.y, low.z + high.z, low.w + high.w};
+  auto plus = [](float4 a, float4 b) { return float4{a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; };
+  auto half = [=](int h) {
+    if constexpr (P::kBlocks == 2) {
+      return *(const float4*)cluster_peer(own, h);
+    } else {
+      const float *low = cluster_peer(own, 2 * h), *high = cluster_peer(own, 2 * h + 1);
+      float4 sum = plus(*(const float4*)low, *(const float4*)(low + kSumFloats<P>));
+      return plus(plus(sum, *(const float4*)high), *(const float4*)(high + kSumFloats<P>));
+    }
+  };
+  float4 low = half(0), high = half(1);
+  return plus(low, high);
 }
 
-// A block stores its share of the cluster's outputs, four neighbouring columns a thread.
+template <class P>
+FL_DEVICE void store_four(const LinearParams& p, const RowMap& map, int row, int within, const float (&value)[4]) {
+  int64_t at = (int64_t)row * map.columns + map.base + within;
+  if (!p.out_f32 && within + 4 <= map.count && at % 4 == 0) {
+    *(uint2*)((uint16_t*)p.out + at) = uint2{pack_bf16(value[0], value[1]), pack_bf16(value[2], value[3])};
+    return;
+  }
+#pragma unroll
+  for (int n = 0; n < 4; ++n) {
+    if (within + n < map.count) store(p, row, map.columns, map.base + within + n, value[n]);
+  }
+}
+
+// The threads that multiplied store the block's share of the cluster's outputs, four neighbouring columns at a time; reads of
+// other blocks are under way together.
 template <class P>
 FL_DEVICE void store_many(const LinearParams& p, const RowMap& map, const float* sums) {
   float global = tile_scale(p.weight, 0);
-  constexpr int kOwn = P::kCols / P::kBlocks;
+  constexpr int kOwn = P::kCols / P::kBlocks, kMost = kOwn * P::kRows / 4 / kFedThreads, kAtOnce = kMost < 1 ? 1 : kMost < 4 ? kMost : 4;
   int fours = map.width / 4, first = P::kBlocks == 1 ? 0 : cluster_rank() * kOwn;
-  for (int i = threadIdx.x; i < kOwn * fours; i += kWideThreads) {
-    int within = i % fours * 4, column = first + i / fours, row = blockIdx.y * P::kCols + column;
-    if (within >= map.count || row >= p.rows) continue;
-    int own = sum_at<P>(column, map.tile_row(within));
-    float4 sum = add_halves<P>(sums + own);
-    float value[4] = {sum.x * global, sum.y * global, sum.z * global, sum.w * global};
-    if (map.swiglu) {
-      float4 up = add_halves<P>(sums + own + 8);
-      float ups[4] = {up.x * global, up.y * global, up.z * global, up.w * global};
+#pragma unroll 1
+  for (int i = threadIdx.x; i < kOwn * fours; i += kAtOnce * kFedThreads) {
+    float4 sum[kAtOnce];
 #pragma unroll
-      for (int n = 0; n < 4; ++n) value[n] = swiglu(value[n], ups[n], p.limit);
-    }
-    int64_t at = (int64_t)row * map.columns + map.base + within;
-    if (!p.out_f32 && within + 4 <= map.count && at % 4 == 0) {
-      *(uint2*)((uint16_t*)p.out + at) = uint2{pack_bf16(value[0], value[1]), pack_bf16(value[2], value[3])};
-      continue;
+    for (int n = 0; n < kAtOnce; ++n) {
+      int at = min(i + n * kFedThreads, kOwn * fours - 1);
+      sum[n] = add_blocks<P>(sums + sum_at<P>(first + at / fours, map.tile_row(at % fours * 4)));
     }
 #pragma unroll
-    for (int n = 0; n < 4; ++n) {
-      if (within + n < map.count) store(p, row, map.columns, map.base + within + n, value[n]);
+    for (int n = 0; n < kAtOnce; ++n) {
+      int at = i + n * kFedThreads, within = at % fours * 4, column = first + at / fours, row = blockIdx.y * P::kCols + column;
+      if (at >= kOwn * fours || within >= map.count || row >= p.rows) continue;
+      float value[4] = {sum[n].x * global, sum[n].y * global, sum[n].z * global, sum[n].w * global};
+      if (map.swiglu) {
+        float4 up = add_blocks<P>(sums + sum_at<P>(column, map.tile_row(within) + 8));
+        float ups[4] = {up.x * global, up.y * global, up.z * global, up.w * global};
+#pragma unroll
+        for (int k = 0; k < 4; ++k) value[k] = swiglu(value[k], ups[k], p.limit);
+      }
+      store_four<P>(p, map, row, within, value);
     }
+  }
+}
+
+// All of the cluster's sums are there.
+template <class P>
+FL_DEVICE void meet() {
+  if (P::kBlocks == 1) {
+    __syncthreads();
+  } else {
+    cluster_sync();
   }
 }
 
@@ -189,6 +223,7 @@ FL_DEVICE void many_body(const LinearParams& p, unsigned char* shared) {
       case kWeightNvfp4: feed_many<kWeightNvfp4, P>(p, map, shared); break;
       default: feed_many<kWeightMxfp4, P>(p, map, shared); break;
     }
+    meet<P>();
   } else {
     registers_more<kFedRegisters<P>>();
     switch (p.weight.format) {
@@ -198,13 +233,10 @@ FL_DEVICE void many_body(const LinearParams& p, unsigned char* shared) {
       default: multiply_many<kWeightMxfp4, P>(p, map, shared); break;
     }
     pdl_wait();
+    meet<P>();
+    store_many<P>(p, map, (const float*)shared);
   }
-  if (P::kBlocks == 1) {
-    __syncthreads();
-  } else {
-    cluster_sync();
-  }
-  store_many<P>(p, map, (const float*)shared);
+  // A block's shared memory stays until the others have read it.
   if (P::kBlocks > 1) cluster_sync();
 }
 

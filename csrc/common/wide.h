@@ -247,6 +247,10 @@ FL_DEVICE int sum_at(int column, int row) {
   return column * (P::kRows + 4) + row;
 }
 
+// Floats of the sums of a block.
+template <class P>
+constexpr int kSumFloats = P::kCols * (P::kRows + 4);
+
 // A group gives registers to the others, or takes them.
 template <class P>
 constexpr int kFeedRegisters = P::kCols == 128 ? 120 : 152;
@@ -415,20 +419,24 @@ FL_DEVICE void wide_multiply(WideSums<kFormat, P>& sums, int cols, int segment, 
   while (sums.ended < P::kOwn - 1) sums.end_segment();
 }
 
-// A block's sums, of its half of the segments (two blocks) or of all, to `out` as `sum_at` says: there after a barrier of all.
-// Two barriers of the block; the feeding group has as many.
+// A block's sums, to `out` as `sum_at` says: of its half of the segments (two blocks) or of all, or (four) of its two segments,
+// one after the other; there after a barrier of all. Two barriers of the block; the feeding group has as many.
 template <int kFormat, class P>
 FL_DEVICE void wide_sums(int cols, int segment, const WideShared<kFormat, P>& s, float* out) {
   WideSums<kFormat, P> sums;
   wide_multiply<kFormat, P>(sums, cols, segment, s);
+  bool second = P::kSplit && warp_idx() >= 4;
   __syncthreads();
-  if (!P::kSplit || warp_idx() < 4) {
+  if constexpr (P::kBlocks == 4) {
+    float* own = out + (second ? kSumFloats<P> : 0);
+    sums.each([=](int at, float last, float, float) { own[at] = last; });
+  } else if (!second) {
     sums.each([=](int at, float last, float before, float low) {
-      out[at] = P::kSplit || P::kBlocks == 2 ? before + last : low + (before + last);
+      out[at] = P::kBlocks == 2 ? before + last : low + (before + last);
     });
   }
   __syncthreads();
-  if (P::kSplit && warp_idx() >= 4) {
+  if (P::kBlocks == 2 && second) {
     sums.each([=](int at, float last, float first, float) { out[at] = (out[at] + first) + last; });
   }
 }
