@@ -13,9 +13,7 @@
 // registers spill in fp8 where two blocks share a multiprocessor, whose time is bound by memory.
 #include "linear.h"
 
-#include "common/cluster.h"
-#include "common/pdl.h"
-#include "common/wide.h"
+#include "common/fed.h"
 
 constexpr int kFewThreads = kSegments * kWarp;
 constexpr int kFewRows = kTileCols;
@@ -118,126 +116,142 @@ FL_DEVICE void store_few(const LinearParams& p, const RowMap& map, const float* 
   }
 }
 
-// Many rows: a block's sums, at the start of shared memory.
-template <int kFormat, class P>
-FL_DEVICE void multiply_many(const LinearParams& p, const RowMap& map, unsigned char* shared) {
-  WideShared<kFormat, P> s{shared, p.pad % 256, p.pad / 256};
-  int rank = P::kBlocks == 1 ? 0 : cluster_rank(), segment = rank * (kSegments / P::kBlocks);
-  wide_sums<kFormat, P>(p.depth, segment, s, (float*)shared);
-}
-template <int kFormat, class P>
-FL_DEVICE void feed_many(const LinearParams& p, const RowMap& map, unsigned char* shared) {
-  WideShared<kFormat, P> s{shared, p.pad % 256, p.pad / 256};
-  int rank = P::kBlocks == 1 ? 0 : cluster_rank(), segment = rank * (kSegments / P::kBlocks);
+// The activation rows of a block of `kCols`.
+template <int kCols>
+FL_DEVICE WideRowsOf block_rows(const LinearParams& p, const RowMap& map) {
   int64_t pitch = (int64_t)p.groups * p.depth;
-  int first = blockIdx.y * P::kCols;
-  WideRowsOf x{p.x + first * pitch + (int64_t)map.group * p.depth, pitch, p.rows - first};
-  auto row = [&](int r) { return map.weight_row(r); };
-  wide_feed<kFormat, P>(p.weight, p.depth, segment, row, x, s);
-  __syncthreads();
-  __syncthreads();
+  int first = blockIdx.y * kCols;
+  return {p.x + first * pitch + (int64_t)map.group * p.depth, pitch, p.rows - first};
 }
 
-// Four neighbouring sums: those of the halves of the segments, and of their parts, in order.
-template <class P>
-FL_DEVICE float4 add_blocks(const float* own) {
-  if constexpr (P::kBlocks == 1) return *(const float4*)own;
-  auto plus = [](float4 a, float4 b) { return float4{a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; };
+// Many rows: the segments shared out over the blocks of a cluster, which meet in shared memory; or all of them a block.
+// Gives where the sums of the segments before a block's last lie.
+template <int kFormat, int kCols, int kBlocks>
+FL_DEVICE float* multiply_many(const LinearParams& p, const RowMap& map, unsigned char* shared) {
+  int rank = kBlocks == 1 ? 0 : cluster_rank();
+  auto row = [&](int r) { return map.weight_row(r); };
+  return wide_multiply<kFormat, kCols, kBlocks>(p.weight, p.depth, rank, row, block_rows<kCols>(p, map), shared);
+}
+
+struct Four {
+  float4 v;
+
+  FL_DEVICE explicit Four(const float* at) : v(*(const float4*)at) {}
+  FL_DEVICE void add(const Four& o) { v.x += o.v.x, v.y += o.v.y, v.z += o.v.z, v.w += o.v.w; }
+};
+
+// Four neighbouring sums: those of the segments of each half in order, and the halves.
+template <int kBlocks, int kCols>
+FL_DEVICE Four fold_segments(const float* last, const float* before) {
+  if constexpr (kBlocks == 1) {
+    Four low(before), high(before + kSumFloats<kCols>);
+    high.add(Four(last));
+    low.add(high);
+    return low;
+  } else {
+    auto half = [=](int first) {
+      Four sum(cluster_peer(before, first));
+      sum.add(Four(cluster_peer(last, first)));
+      if (kBlocks == 4) sum.add(Four(cluster_peer(before, first + 1))), sum.add(Four(cluster_peer(last, first + 1)));
+      return sum;
+    };
+    Four low = half(0);
+    low.add(half(kBlocks / 2));
+    return low;
+  }
+}
+
+// The same of the blocks of common/fed.h.
+template <int kBlocks>
+FL_DEVICE Four fold_fed(const float* own) {
   auto half = [=](int h) {
-    if constexpr (P::kBlocks == 2) {
-      return *(const float4*)cluster_peer(own, h);
+    if constexpr (kBlocks == 2) {
+      return Four(cluster_peer(own, h));
     } else {
       const float *low = cluster_peer(own, 2 * h), *high = cluster_peer(own, 2 * h + 1);
-      float4 sum = plus(*(const float4*)low, *(const float4*)(low + kSumFloats<P>));
-      return plus(plus(sum, *(const float4*)high), *(const float4*)(high + kSumFloats<P>));
+      Four sum(low);
+      sum.add(Four(low + kFedSums)), sum.add(Four(high)), sum.add(Four(high + kFedSums));
+      return sum;
     }
   };
-  float4 low = half(0), high = half(1);
-  return plus(low, high);
+  Four low = half(0);
+  low.add(half(1));
+  return low;
 }
 
-template <class P>
-FL_DEVICE void store_four(const LinearParams& p, const RowMap& map, int row, int within, const float (&value)[4]) {
-  int64_t at = (int64_t)row * map.columns + map.base + within;
-  if (!p.out_f32 && within + 4 <= map.count && at % 4 == 0) {
-    *(uint2*)((uint16_t*)p.out + at) = uint2{pack_bf16(value[0], value[1]), pack_bf16(value[2], value[3])};
-    return;
-  }
-#pragma unroll
-  for (int n = 0; n < 4; ++n) {
-    if (within + n < map.count) store(p, row, map.columns, map.base + within + n, value[n]);
-  }
-}
-
-// The threads that multiplied store the block's share of the cluster's outputs, four neighbouring columns at a time; reads of
-// other blocks are under way together.
-template <class P>
-FL_DEVICE void store_many(const LinearParams& p, const RowMap& map, const float* sums) {
+// A block stores its share of the cluster's outputs, four neighbouring columns a thread of 256; `sum(column, row)` gives the
+// sums of four rows of the tile.
+template <int kCols, int kBlocks, class Sum>
+FL_DEVICE void store_many(const LinearParams& p, const RowMap& map, Sum sum_of) {
   float global = tile_scale(p.weight, 0);
-  constexpr int kOwn = P::kCols / P::kBlocks, kMost = kOwn * P::kRows / 4 / kFedThreads, kAtOnce = kMost < 1 ? 1 : kMost < 4 ? kMost : 4;
-  int fours = map.width / 4, first = P::kBlocks == 1 ? 0 : cluster_rank() * kOwn;
-#pragma unroll 1
-  for (int i = threadIdx.x; i < kOwn * fours; i += kAtOnce * kFedThreads) {
-    float4 sum[kAtOnce];
+  constexpr int kOwn = kCols / kBlocks;
+  int fours = map.width / 4, first = kBlocks == 1 ? 0 : cluster_rank() * kOwn;
+  for (int i = threadIdx.x; i < kOwn * fours; i += kWideThreads) {
+    int within = i % fours * 4, column = first + i / fours, row = blockIdx.y * kCols + column;
+    if (within >= map.count || row >= p.rows) continue;
+    float4 sum = sum_of(column, map.tile_row(within)).v;
+    float value[4] = {sum.x * global, sum.y * global, sum.z * global, sum.w * global};
+    if (map.swiglu) {
+      float4 up = sum_of(column, map.tile_row(within) + 8).v;
+      float ups[4] = {up.x * global, up.y * global, up.z * global, up.w * global};
 #pragma unroll
-    for (int n = 0; n < kAtOnce; ++n) {
-      int at = min(i + n * kFedThreads, kOwn * fours - 1);
-      sum[n] = add_blocks<P>(sums + sum_at<P>(first + at / fours, map.tile_row(at % fours * 4)));
+      for (int n = 0; n < 4; ++n) value[n] = swiglu(value[n], ups[n], p.limit);
+    }
+    int64_t at = (int64_t)row * map.columns + map.base + within;
+    if (!p.out_f32 && within + 4 <= map.count && at % 4 == 0) {
+      *(uint2*)((uint16_t*)p.out + at) = uint2{pack_bf16(value[0], value[1]), pack_bf16(value[2], value[3])};
+      continue;
     }
 #pragma unroll
-    for (int n = 0; n < kAtOnce; ++n) {
-      int at = i + n * kFedThreads, within = at % fours * 4, column = first + at / fours, row = blockIdx.y * P::kCols + column;
-      if (at >= kOwn * fours || within >= map.count || row >= p.rows) continue;
-      float value[4] = {sum[n].x * global, sum[n].y * global, sum[n].z * global, sum[n].w * global};
-      if (map.swiglu) {
-        float4 up = add_blocks<P>(sums + sum_at<P>(column, map.tile_row(within) + 8));
-        float ups[4] = {up.x * global, up.y * global, up.z * global, up.w * global};
-#pragma unroll
-        for (int k = 0; k < 4; ++k) value[k] = swiglu(value[k], ups[k], p.limit);
-      }
-      store_four<P>(p, map, row, within, value);
+    for (int n = 0; n < 4; ++n) {
+      if (within + n < map.count) store(p, row, map.columns, map.base + within + n, value[n]);
     }
   }
 }
 
-// All of the cluster's sums are there.
-template <class P>
-FL_DEVICE void meet() {
-  if (P::kBlocks == 1) {
+template <int kCols, int kBlocks>
+FL_DEVICE void many_body(const LinearParams& p, unsigned char* shared) {
+  RowMap map(p, blockIdx.x / kBlocks, kWideRows / kTileRows);
+  const float* before = nullptr;
+  switch (p.weight.format) {
+    case kWeightBf16: before = multiply_many<kWeightBf16, kCols, kBlocks>(p, map, shared); break;
+    case kWeightFp8Block: before = multiply_many<kWeightFp8Block, kCols, kBlocks>(p, map, shared); break;
+    case kWeightNvfp4: before = multiply_many<kWeightNvfp4, kCols, kBlocks>(p, map, shared); break;
+    default: before = multiply_many<kWeightMxfp4, kCols, kBlocks>(p, map, shared); break;
+  }
+  if (kBlocks == 1) {
     __syncthreads();
   } else {
     cluster_sync();
   }
+  const float* last = (const float*)shared;
+  store_many<kCols, kBlocks>(p, map, [=](int column, int row) {
+    return fold_segments<kBlocks, kCols>(last + sum_at(column, row), before + sum_at(column, row));
+  });
+  if (kBlocks > 1) cluster_sync();
 }
 
-template <class P>
-FL_DEVICE void many_body(const LinearParams& p, unsigned char* shared) {
-  RowMap map(p, blockIdx.x / P::kBlocks, P::kRows / kTileRows);
+template <int kFormat, int kBlocks>
+FL_DEVICE void multiply_fed(const LinearParams& p, const RowMap& map, unsigned char* shared) {
   auto row = [&](int r) { return map.weight_row(r); };
-  WideShared<kWeightBf16, P>{shared, p.pad % 256, p.pad / 256}.init(code_row_bytes(p.weight.format, p.depth), row);
-  if (threadIdx.x >= kFedThreads) {
-    registers_fewer<kFeedRegisters<P>>();
-    switch (p.weight.format) {
-      case kWeightBf16: feed_many<kWeightBf16, P>(p, map, shared); break;
-      case kWeightFp8Block: feed_many<kWeightFp8Block, P>(p, map, shared); break;
-      case kWeightNvfp4: feed_many<kWeightNvfp4, P>(p, map, shared); break;
-      default: feed_many<kWeightMxfp4, P>(p, map, shared); break;
-    }
-    meet<P>();
-  } else {
-    registers_more<kFedRegisters<P>>();
-    switch (p.weight.format) {
-      case kWeightBf16: multiply_many<kWeightBf16, P>(p, map, shared); break;
-      case kWeightFp8Block: multiply_many<kWeightFp8Block, P>(p, map, shared); break;
-      case kWeightNvfp4: multiply_many<kWeightNvfp4, P>(p, map, shared); break;
-      default: multiply_many<kWeightMxfp4, P>(p, map, shared); break;
-    }
-    pdl_wait();
-    meet<P>();
-    store_many<P>(p, map, (const float*)shared);
+  fed_block<kFormat, kBlocks>(p.weight, p.depth, cluster_rank(), row, block_rows<kFedCols>(p, map), shared);
+}
+
+template <int kBlocks>
+FL_DEVICE void fed_body(const LinearParams& p, unsigned char* shared) {
+  RowMap map(p, blockIdx.x / kBlocks, kFedRows / kTileRows);
+  switch (p.weight.format) {
+    case kWeightBf16: multiply_fed<kWeightBf16, kBlocks>(p, map, shared); break;
+    case kWeightFp8Block: multiply_fed<kWeightFp8Block, kBlocks>(p, map, shared); break;
+    case kWeightNvfp4: multiply_fed<kWeightNvfp4, kBlocks>(p, map, shared); break;
+    default: multiply_fed<kWeightMxfp4, kBlocks>(p, map, shared); break;
   }
-  // A block's shared memory stays until the others have read it.
-  if (P::kBlocks > 1) cluster_sync();
+  cluster_sync();
+  if (threadIdx.x < kMultiplyThreads) {
+    const float* sums = (const float*)shared;
+    store_many<kFedCols, kBlocks>(p, map, [=](int column, int row) { return fold_fed<kBlocks>(sums + fed_sum_at(column, row)); });
+  }
+  cluster_sync();
 }
 
 }  // namespace
@@ -263,23 +277,29 @@ FL_KERNEL_BLOCKS(kFewThreads, 2, linear_8, LinearParams) {
   store_few(p, map, partial);
 }
 
-// Dynamic shared memory: barriers, rounds of activations, and the rings.
-FL_KERNEL_CLUSTER(kWideThreads, 1, 2, linear_32, LinearParams) {
+// Dynamic shared memory: two rounds of activations, the ring, and the sums of the segments before a block's last.
+FL_KERNEL_CLUSTER(kWideThreads, 2, 4, linear_32, LinearParams) {
   FL_DYNAMIC_SHARED(shared);
-  many_body<WidePlan<32, 2, true>>(p, shared);
+  many_body<32, 4>(p, shared);
 }
 
-FL_KERNEL_CLUSTER(kWideThreads, 1, 2, linear_64, LinearParams) {
+// Dynamic shared memory: as FedShared says, and then the sums.
+FL_KERNEL_CLUSTER(kFedThreads, 1, 2, linear_64, LinearParams) {
   FL_DYNAMIC_SHARED(shared);
-  many_body<WidePlan<64, 2, true>>(p, shared);
+  fed_body<2>(p, shared);
+}
+
+FL_KERNEL_CLUSTER(kFedThreads, 1, 4, linear_64_four, LinearParams) {
+  FL_DYNAMIC_SHARED(shared);
+  fed_body<4>(p, shared);
 }
 
 FL_KERNEL_CLUSTER(kWideThreads, 1, 2, linear_128, LinearParams) {
   FL_DYNAMIC_SHARED(shared);
-  many_body<WidePlan<128, 2, false>>(p, shared);
+  many_body<128, 2>(p, shared);
 }
 
 FL_KERNEL(kWideThreads, linear_64_alone, LinearParams) {
   FL_DYNAMIC_SHARED(shared);
-  many_body<WidePlan<64, 1, false>>(p, shared);
+  many_body<64, 1>(p, shared);
 }

@@ -64,9 +64,10 @@ struct GroupMma<128> {
 #endif
 
 // c (+)= rows x columns over half `half` of a round, 64 elements; the sums are there after `group_wait`.
-template <int kCols, int kApart = Columns<kCols>::kApart>
+template <int kCols>
 FL_DEVICE void group_multiply(float (&c)[kCols / 8][4], const uint32_t (&a)[4][4], const unsigned char* columns, int half,
                               bool accumulate) {
+  constexpr int kApart = Columns<kCols>::kApart;
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   // No swizzle; kApart bytes from a core matrix to the next along the elements, 128 along the columns.
   constexpr uint64_t kLayout = (uint64_t)(kApart >> 4) << 16 | (uint64_t)(128 >> 4) << 32;

@@ -10,6 +10,9 @@ use crate::ops::{Dtype, Epilogue, Linear};
 
 /// Elements of K that the kernels for many rows stage at once.
 const ROUND: usize = 128;
+/// Weight rows of a block of theirs, and of one that a group of threads feeds.
+const WEIGHT_ROWS: usize = 128;
+const FED_ROWS: usize = 64;
 /// Shared memory of a block on architectures that have wgmma.
 const LARGE: usize = 227 << 10;
 
@@ -20,8 +23,7 @@ struct Shape {
     weight_rows: usize,
     /// Blocks that share the segments of K.
     blocks: usize,
-    stages: usize,
-    buffers: usize,
+    threads: u32,
     shared: usize,
 }
 
@@ -36,20 +38,32 @@ impl Shape {
         };
         if op.rows <= 8 || !(op.cols_in / op.groups).is_multiple_of(step) {
             let (kernel, shared) = (Kernel::Linear8, 4 * 16 * (8 * 128 + 64 + 8 * 16 + 16));
-            return Self { kernel, rows: 8, weight_rows: 16, blocks: 1, stages: 0, buffers: 0, shared };
+            return Self { kernel, rows: 8, weight_rows: 16, blocks: 1, threads: 256, shared };
         }
-        let many = |kernel, rows, weight_rows, blocks| {
-            let (stages, buffers, shared) = ring(rows, weight_rows, format, b.all.shared_memory);
-            Self { kernel, rows, weight_rows, blocks, stages, buffers, shared }
+        let many = |kernel, rows, blocks| {
+            let shared = shared(rows, blocks, format);
+            Self { kernel, rows, weight_rows: WEIGHT_ROWS, blocks, threads: 256, shared }
         };
-        // Blocks that have all of K each, or half of it, where they fill most of the GPU; as measured on an H200.
-        let (whole, half) = (many(Kernel::Linear64Alone, 64, 128, 1), many(Kernel::Linear128, 128, 128, 2));
-        let large = b.all.shared_memory >= LARGE;
+        let fed = |kernel, blocks| Self {
+            kernel,
+            rows: 64,
+            weight_rows: FED_ROWS,
+            blocks,
+            threads: 384,
+            shared: fed_shared(format),
+        };
+        // Blocks that have all of K each, or half of it, where they fill most of the GPU; fed ones, of which a multiprocessor
+        // has one, where they are one to each of most, or so few that a quarter of K each leaves some free; as measured on an
+        // H200.
+        let (whole, half) = (many(Kernel::Linear64Alone, 64, 1), many(Kernel::Linear128, 128, 2));
+        let (two, four) = (fed(Kernel::Linear64, 2), fed(Kernel::Linear64Four, 4));
+        let (large, most) = (b.all.shared_memory >= LARGE, 3 * b.all.multiprocessors);
         match op.rows {
             65.. if large && 9 * half.count(op) >= 4 * b.all.multiprocessors => half,
-            _ if large && 4 * whole.count(op) >= 3 * b.all.multiprocessors => whole,
-            33.. if large => many(Kernel::Linear64, 64, 64, 2),
-            _ => many(Kernel::Linear32, 32, 64, 2),
+            _ if large && 4 * whole.count(op) >= most => whole,
+            33.. if 4 * two.count(op) >= most && two.count(op) <= b.all.multiprocessors => two,
+            33.. if 4 * four.count(op) <= most => four,
+            _ => many(Kernel::Linear32, 32, 4),
         }
     }
 
@@ -64,20 +78,46 @@ impl Shape {
     }
 }
 
-/// Stages of the ring of weights and rounds of activations of the kernels for many rows, and their shared memory.
-fn ring(columns: usize, weight_rows: usize, format: u32, available: usize) -> (usize, usize, usize) {
-    let row = match format {
+/// Bytes of a weight row of a round, its scales included.
+fn row_bytes(format: u32) -> usize {
+    match format {
         ffi::kWeightBf16 => 2 * ROUND,
         ffi::kWeightFp8Block => ROUND + 4,
         ffi::kWeightNvfp4 => ROUND / 2 + 8,
         _ => ROUND / 2 + 4,
+    }
+}
+
+/// A round of activations.
+fn round(columns: usize) -> usize {
+    ROUND / 8 * (columns * 16 + 16)
+}
+
+/// Shared memory of the kernels for many rows: two rounds of activations and the ring of weights, as deep as `wide_stages`
+/// says, and the sums of a block's earlier segments.
+fn shared(columns: usize, blocks: usize, format: u32) -> usize {
+    let [of_128, alone, of_four] = match format {
+        ffi::kWeightBf16 => [3, 4, 2],
+        ffi::kWeightFp8Block => [5, 6, 2],
+        _ => [8, 8, 3],
     };
-    let streams = if weight_rows == 64 { 2 } else { 1 };
-    let (round, stage) = (ROUND / 8 * (columns * 16 + 16), weight_rows * row);
-    let buffers = 2;
-    let fixed = 512 + 512 + streams * buffers * round;
-    let stages = ((available.min(LARGE) - fixed) / (streams * stage)).min(8);
-    (stages, buffers, (fixed + streams * stages * stage).max(4 * columns * (weight_rows + 4)))
+    let stages = match blocks {
+        1 => alone,
+        2 => of_128,
+        _ => of_four,
+    };
+    let sums = match blocks {
+        1 => 2,
+        4 if format == ffi::kWeightBf16 => 0,
+        _ => 1,
+    };
+    2 * round(columns) + stages * WEIGHT_ROWS * row_bytes(format) + sums * 4 * columns * (WEIGHT_ROWS + 4)
+}
+
+/// Shared memory of the fed kernels, as `FedShared` says: barriers and starts of rows, and for each of two groups a round of
+/// activations and two of weights. The sums, which lie there in the end, are fewer bytes.
+fn fed_shared(format: u32) -> usize {
+    128 + 4 * FED_ROWS + 2 * round(64) + 2 * 2 * FED_ROWS * row_bytes(format)
 }
 
 // SAFETY: generated from the kernels' header; gaps are explicit.
@@ -93,7 +133,7 @@ pub(super) fn launch(op: &Linear, b: &Bound<'_>) -> Result<Launch, CudaError> {
         return Err(CudaError::Unsupported { op: b.op, what: "SwiGLU over groups" });
     }
     let dtype = if op.out.dtype == Dtype::F32 { Dtype::F32 } else { Dtype::Bf16 };
-    let mut params = LinearParams {
+    let params = LinearParams {
         x: b.value("x", &op.x, Dtype::Bf16, op.rows * op.cols_in)?,
         weight: b.matrix("weight", &op.weight, 1, op.weight_rows, depth)?,
         out: b.value_mut::<c_void>("out", &op.out, dtype, op.rows * op.cols_out())?,
@@ -107,8 +147,6 @@ pub(super) fn launch(op: &Linear, b: &Bound<'_>) -> Result<Launch, CudaError> {
         pad: 0,
     };
     let shape = Shape::of(op, &params.weight, b);
-    params.pad = (shape.stages | shape.buffers << 8) as i32;
     let grid = [shape.across(op), op.rows.div_ceil(shape.rows), 1];
-    let threads = if shape.rows == 8 { 256 } else { 384 };
-    Ok(Launch::new(shape.kernel, grid, threads, shape.shared, &params))
+    Ok(Launch::new(shape.kernel, grid, shape.threads, shape.shared, &params))
 }
