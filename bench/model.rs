@@ -45,7 +45,7 @@ fn checkpoint() -> Checkpoint {
     synthetic::write(dir.path(), &config(), 7).expect("random weights");
     let out = dir.path().join("quantised");
     let options = QuantizeOptions::new(ExpertFormat::Nvfp4, DenseFormat::Fp8);
-    quantize(dir.path(), &out, &options, |_| {}).expect("quantised weights");
+    quantize(dir.path(), &out, &options, |_| std::ops::ControlFlow::Continue(())).expect("quantised weights");
     Checkpoint::open(&out).expect("the quantised checkpoint")
 }
 

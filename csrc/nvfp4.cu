@@ -1,47 +1,75 @@
 // nvfp4: NVFP4 and MXFP4 weights to bf16 or e4m3, and back from bf16 or f32; bit for bit as the Rust side defines them.
 //
 // Bytes an element: 0.5625 (0.53125 for MXFP4) read and 2 or 1 written; quantising 2 or 4 read, 0.5625 written.
-// Notes: (1) a thread owns 32 neighbours (two NVFP4 blocks or one of MXFP4): one 16-byte load of codes, four 16-byte stores
-// of bf16; (2) value = (e2m1 * e4m3) * scale2 in f32, the first product exact, one rounding; (3) quantising divides, as the
-// definition does, so that ties fall the same way.
+// Notes: (1) a thread takes what it stores as 16 bytes: 8 elements of bf16, 16 of e4m3, and quantises 16; its next are a block's
+// threads further on, so that a warp's accesses are one line after another; (2) value = (e2m1 * scale) * scale2 in f32, the first
+// product exact, one rounding; (3) quantising divides, as the definition does, so that ties fall the same way: by the scale's
+// reciprocal and two corrections, which round as a division does where nothing overflows, and by a division elsewhere.
 #include "nvfp4.h"
 
-#include "common/kernel.h"
+#include "common/convert.h"
 #include "common/pdl.h"
 #include "common/rows.h"
 
 constexpr int kThreads = 256;
-constexpr int kUnit = 32;
+// Elements of a block of threads.
+constexpr int kElements = 32 * kThreads;
 
 namespace {
 
-// The 32 values of a unit.
-FL_DEVICE void decode_unit(const Fp4DequantizeParams& p, int64_t unit, float (&v)[kUnit]) {
-  uint4 codes = ((const uint4*)p.codes)[unit];
-  uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
-  float scale[2];
-  if (p.mxfp4) {
-    scale[0] = scale[1] = ue8m0_to_float(p.scales[unit]);
-  } else {
-    scale[0] = e4m3_to_float(p.scales[2 * unit]);
-    scale[1] = e4m3_to_float(p.scales[2 * unit + 1]);
-  }
+// The scale of an element, without the second level.
+FL_DEVICE float scale_at(const Fp4DequantizeParams& p, int64_t element) {
+  return p.mxfp4 ? ue8m0_to_float(p.scales[element / 32]) : e4m3_to_float(p.scales[element / 16]);
+}
+
+// Eight codes.
+FL_DEVICE void decode_word(uint32_t codes, float scale, float scale2, float (&v)[8]) {
 #pragma unroll
-  for (int i = 0; i < kUnit; ++i) {
-    v[i] = e2m1_to_float(words[i / 8] >> (4 * (i % 8)) & 15) * scale[i / 16];
-    if (!p.mxfp4) v[i] *= p.scale2;
+  for (int i = 0; i < 8; ++i) {
+    uint32_t top = codes << (28 - 4 * i);
+    float bits = bits_float((top & 0x80000000u) | (top >> 6 & 0x01c00000u));
+    v[i] = bits * bits_float(0x7e800000u) * scale * scale2;
   }
 }
 
-FL_DEVICE uint32_t largest_bits(const float* v, int count) {
+// Two floats to e4m3, nearest even, saturating; the first in the low byte.
+FL_DEVICE uint32_t e4m3_pair(float low, float high) {
+#if defined(__CUDA_ARCH__)
+  uint16_t pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+  return pair;
+#else
+  return float_to_e4m3(low) | (uint32_t)float_to_e4m3(high) << 8;
+#endif
+}
+
+FL_DEVICE void load_values(const Fp4QuantizeParams& p, int64_t element, float (&v)[16]) {
+#pragma unroll
+  for (int i = 0; i < 16; i += 8) {
+    if (p.is_f32) {
+      const float4* from = (const float4*)((const float*)p.x + element + i);
+      float4 a = from[0], b = from[1];
+      v[i] = a.x, v[i + 1] = a.y, v[i + 2] = a.z, v[i + 3] = a.w;
+      v[i + 4] = b.x, v[i + 5] = b.y, v[i + 6] = b.z, v[i + 7] = b.w;
+    } else {
+      float part[8];
+      load_bf16x8((const uint16_t*)p.x + element + i, part);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) v[i + j] = part[j];
+    }
+  }
+}
+
+FL_DEVICE uint32_t largest_bits(const float (&v)[16]) {
   uint32_t amax = 0;
-  for (int i = 0; i < count; ++i) amax = max(amax, magnitude_bits(v[i]));
+#pragma unroll
+  for (int i = 0; i < 16; ++i) amax = max(amax, magnitude_bits(v[i]));
   return amax;
 }
 
-// The e4m3 scale of 16 values; `scale` is what they are divided by.
-FL_DEVICE uint8_t nvfp4_scale(const float* v, float scale2, float& scale) {
-  float largest = bits_float(largest_bits(v, 16));
+// The e4m3 scale of 16 values, of which `amax` is the largest; `scale` is what they are divided by.
+FL_DEVICE uint8_t nvfp4_scale(uint32_t amax, float scale2, float& scale) {
+  float largest = bits_float(amax);
   float wanted = largest == 0.0f ? 1.0f : largest / (6.0f * scale2);
   if (wanted < 0.001953125f) wanted = 0.001953125f;
   if (wanted > 448.0f) wanted = 448.0f;
@@ -50,63 +78,92 @@ FL_DEVICE uint8_t nvfp4_scale(const float* v, float scale2, float& scale) {
   return code;
 }
 
+// True where neither a quotient of values up to `amax` nor what is left of one overflows or loses bits that matter.
+FL_DEVICE bool divides_plainly(uint32_t amax, float scale) {
+  constexpr uint32_t kLow = (127u - 60) << 23, kHigh = (127u + 60) << 23;
+  return amax < kHigh && float_bits(scale) > kLow && float_bits(scale) < kHigh;
+}
+
+FL_DEVICE float quotient(float a, float b, float reciprocal) {
+  float q = a * reciprocal;
+  q = fmaf(fmaf(-b, q, a), reciprocal, q);
+  return fmaf(fmaf(-b, q, a), reciprocal, q);
+}
+
+template <class Code>
+FL_DEVICE uint2 encode(const float (&v)[16], Code code) {
+  uint32_t words[2] = {};
+#pragma unroll
+  for (int i = 0; i < 16; ++i) words[i / 8] |= (uint32_t)code(v[i]) << (4 * (i % 8));
+  return uint2{words[0], words[1]};
+}
+
+// A block of NVFP4, or half a block of MXFP4: its scale and codes.
+FL_DEVICE void quantize(const Fp4QuantizeParams& p, int64_t element) {
+  float v[16];
+  load_values(p, element, v);
+  uint32_t amax = largest_bits(v);
+  uint2& codes = *(uint2*)(p.codes + element / 2);
+  if (p.mxfp4) {
+    float other[16];
+    load_values(p, element ^ 16, other);
+    uint8_t scale = e2m1_tile_scale(max(amax, largest_bits(other)));
+    float inverse = ue8m0_reciprocal(scale);
+    if (element % 32 == 0) p.scales[element / 32] = scale;
+    codes = encode(v, [&](float x) { return float_to_e2m1(x * inverse); });
+    return;
+  }
+  float scale;
+  p.scales[element / 16] = nvfp4_scale(amax, p.scale2, scale);
+  if (divides_plainly(amax, scale)) {
+    float reciprocal = 1.0f / scale;
+    codes = encode(v, [&](float x) { return float_to_e2m1(quotient(x, scale, reciprocal)); });
+  } else {
+    codes = encode(v, [&](float x) { return float_to_e2m1(x / scale); });
+  }
+}
+
 }  // namespace
 
 FL_KERNEL(kThreads, nvfp4_to_bf16, Fp4DequantizeParams) {
   pdl_wait();
-  int64_t unit = (int64_t)blockIdx.x * kThreads + threadIdx.x;
-  if (unit >= p.elements / kUnit) return;
-  float v[kUnit];
-  decode_unit(p, unit, v);
-  uint16_t* out = (uint16_t*)p.out + unit * kUnit;
 #pragma unroll
-  for (int i = 0; i < kUnit; i += 8) {
-    float part[8] = {v[i], v[i + 1], v[i + 2], v[i + 3], v[i + 4], v[i + 5], v[i + 6], v[i + 7]};
-    store_bf16x8(out + i, part);
+  for (int i = 0; i < kElements; i += 8 * kThreads) {
+    int64_t at = (int64_t)blockIdx.x * kElements + i + 8 * threadIdx.x;
+    if (at >= p.elements) return;
+    float v[8];
+    decode_word(((const uint32_t*)p.codes)[at / 8], scale_at(p, at), p.scale2, v);
+    uint4 out = {bf16_pair(v[0], v[1]), bf16_pair(v[2], v[3]), bf16_pair(v[4], v[5]), bf16_pair(v[6], v[7])};
+    *(uint4*)((uint16_t*)p.out + at) = out;
   }
 }
 
 FL_KERNEL(kThreads, nvfp4_to_e4m3, Fp4DequantizeParams) {
   pdl_wait();
-  int64_t unit = (int64_t)blockIdx.x * kThreads + threadIdx.x;
-  if (unit >= p.elements / kUnit) return;
-  float v[kUnit];
-  decode_unit(p, unit, v);
-  uint32_t words[kUnit / 4] = {};
 #pragma unroll
-  for (int i = 0; i < kUnit; ++i) words[i / 4] |= (uint32_t)float_to_e4m3(v[i] * p.out_scale) << (8 * (i % 4));
-  uint4* out = (uint4*)((uint8_t*)p.out + unit * kUnit);
-  out[0] = uint4{words[0], words[1], words[2], words[3]};
-  out[1] = uint4{words[4], words[5], words[6], words[7]};
+  for (int i = 0; i < kElements; i += 16 * kThreads) {
+    int64_t at = (int64_t)blockIdx.x * kElements + i + 16 * threadIdx.x;
+    if (at >= p.elements) return;
+    uint2 codes = ((const uint2*)p.codes)[at / 16];
+    float scale = scale_at(p, at), v[2][8];
+    decode_word(codes.x, scale, p.scale2, v[0]);
+    decode_word(codes.y, scale, p.scale2, v[1]);
+    uint32_t words[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float* four = v[j / 2] + 4 * (j % 2);
+      words[j] = e4m3_pair(four[0] * p.out_scale, four[1] * p.out_scale) |
+                 e4m3_pair(four[2] * p.out_scale, four[3] * p.out_scale) << 16;
+    }
+    *(uint4*)((uint8_t*)p.out + at) = uint4{words[0], words[1], words[2], words[3]};
+  }
 }
 
 FL_KERNEL(kThreads, nvfp4_quantize, Fp4QuantizeParams) {
   pdl_wait();
-  int64_t unit = (int64_t)blockIdx.x * kThreads + threadIdx.x;
-  if (unit >= p.elements / kUnit) return;
-  float v[kUnit];
-#pragma unroll
-  for (int i = 0; i < kUnit; ++i) {
-    int64_t at = unit * kUnit + i;
-    v[i] = p.is_f32 ? ((const float*)p.x)[at] : bf16_to_float(((const uint16_t*)p.x)[at]);
+#pragma unroll 1
+  for (int i = 0; i < kElements; i += 16 * kThreads) {
+    int64_t at = (int64_t)blockIdx.x * kElements + i + 16 * threadIdx.x;
+    if (at < p.elements) quantize(p, at);
   }
-  uint32_t words[4] = {};
-  if (p.mxfp4) {
-    uint8_t scale = e2m1_tile_scale(largest_bits(v, kUnit));
-    float inverse = ue8m0_reciprocal(scale);
-    p.scales[unit] = scale;
-#pragma unroll
-    for (int i = 0; i < kUnit; ++i) words[i / 8] |= (uint32_t)float_to_e2m1(v[i] * inverse) << (4 * (i % 8));
-  } else {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float scale;
-      p.scales[2 * unit + half] = nvfp4_scale(v + 16 * half, p.scale2, scale);
-#pragma unroll
-      for (int i = 16 * half; i < 16 * half + 16; ++i) {
-        words[i / 8] |= (uint32_t)float_to_e2m1(v[i] / scale) << (4 * (i % 8));
-      }
-    }
-  }
-  ((uint4*)p.codes)[unit] = uint4{words[0], words[1], words[2], words[3]};
 }

@@ -68,6 +68,13 @@ fn quantising_gives_the_same_bytes() {
     values.extend([0.0; 32]);
     // Ties: midpoints between codes at scale one.
     values.extend((0..32).map(|i| [6.0, 0.25, 0.75, 1.25, -1.75, 2.5, 3.5, 5.0][i % 8]));
+    // Values of any size, in blocks of any and of one size.
+    let any = std::iter::repeat_with(|| bf16::from_bits(draw.bits() as u16)).filter(|v| v.is_finite());
+    values.extend(any.take(4096).map(bf16::to_f32));
+    for exponent in (0..254u16).flat_map(|e| [e; 32]) {
+        let mantissa_and_sign = draw.bits() as u16 & 0x807f;
+        values.push(bf16::from_bits(mantissa_and_sign | exponent << 7).to_f32());
+    }
     let bits: Vec<bf16> = values.iter().map(|&v| bf16::from_f32(v)).collect();
     let scale2 = nvfp4::scale2_for(300.0);
     let by_16 = nvfp4::quantize(&values, scale2).unwrap();

@@ -19,6 +19,17 @@ FL_DEVICE uint32_t mul_bf16x2(uint32_t a, uint32_t b) {
 #endif
 }
 
+// Two floats as bf16, the first in the low half; a NaN is some NaN.
+FL_DEVICE uint32_t bf16_pair(float low, float high) {
+#if defined(__CUDA_ARCH__)
+  uint32_t pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+#else
+  return float_to_bf16(low) | (uint32_t)float_to_bf16(high) << 16;
+#endif
+}
+
 FL_DEVICE uint32_t both_halves(uint16_t x) { return x | (uint32_t)x << 16; }
 
 // e4m3 at 2^-120 and e2m1 at 2^-126 of their values are what their bits mean inside a bf16.

@@ -126,27 +126,28 @@ template <int kFormat, class Used>
 FL_DEVICE void multiply_slice(float (&acc)[4], const unsigned char* stage, uint32_t (&x)[kSliceSteps][8], Used used) {
   const unsigned char* codes = stage + lane_idx() / 4 * kSlicePitch + lane_idx() % 4 * 8;
   SliceScales<kFormat> scales(stage);
-  // Two chains of sums, for the matrix unit's latency.
-  float even[4] = {}, odd[4] = {};
+  // Four chains of sums, for the matrix unit's latency; codes are read a step ahead, for the memory's.
+  float sums[4][4] = {};
+  auto read = [&](int s, int i) { return *(const uint2*)(codes + i * 8 * kSlicePitch + s * (kSliceStepCols / 2)); };
+  uint2 next[2] = {read(0, 0), read(0, 1)};
 #pragma unroll
   for (int s = 0; s < kSliceSteps; ++s) {
+    uint2 rows[2] = {next[0], next[1]};
+    if (s + 1 < kSliceSteps) next[0] = read(s + 1, 0), next[1] = read(s + 1, 1);
     uint32_t scale[2], left[2][8];
     scales.of(s, scale);
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      uint2 row = *(const uint2*)(codes + i * 8 * kSlicePitch + s * (kSliceStepCols / 2));
-      expand_codes<kFormat>(row.x, row.y, scale[i], left[i]);
-    }
+    for (int i = 0; i < 2; ++i) expand_codes<kFormat>(rows[i].x, rows[i].y, scale[i], left[i]);
 #pragma unroll
     for (int k = 0; k < 8; k += 2) {
       uint32_t a[4] = {left[0][k], left[1][k], left[0][k + 1], left[1][k + 1]};
       uint32_t b[2] = {x[s][k], x[s][k + 1]};
-      mma_16x8x16(k % 4 == 0 ? even : odd, a, b);
+      mma_16x8x16(sums[k / 2], a, b);
     }
     used(s);
   }
 #pragma unroll
-  for (int i = 0; i < 4; ++i) acc[i] = even[i] + odd[i];
+  for (int i = 0; i < 4; ++i) acc[i] = (sums[0][i] + sums[1][i]) + (sums[2][i] + sums[3][i]);
 }
 
 // Writes a warp's sums as [row][activation row].

@@ -1,5 +1,7 @@
 //! The command line. The flags of the model and the server have `FLASHLANE_*` twins in the environment; the flag wins.
 
+mod help;
+
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -7,8 +9,9 @@ use std::time::Duration;
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use flashlane::engine::DecodeBuckets;
-use flashlane::instrument::{Fault, Instruments, SPEC};
+use flashlane::instrument::{Fault, Instruments};
 
+use self::help::{CANARY_HELP, DIFF_HELP, INSPECT_HELP, QUANTIZE_HELP, SERVE_HELP, inject_help};
 use crate::eval::EvalArgs;
 use crate::http::ServerOptions;
 use crate::matrix::MatrixArgs;
@@ -35,14 +38,17 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Serve the OpenAI API over HTTP
+    #[command(after_long_help = SERVE_HELP)]
     Serve(ServeArgs),
     /// Talk to the model in the terminal
     Chat(ChatArgs),
     /// Prove the model's steps free of hazards, or show where they are not
     Verify(VerifyArgs),
     /// Say what a checkpoint holds: sizes, formats, layers
+    #[command(after_long_help = INSPECT_HELP)]
     Inspect(InspectArgs),
     /// Convert a checkpoint to quantised weights
+    #[command(after_long_help = QUANTIZE_HELP)]
     Quantize(QuantizeArgs),
     /// Generate the built-in model's tasks, with their answers
     Tasks(TasksArgs),
@@ -114,6 +120,9 @@ pub struct ModelArgs {
     /// On a GPU: programmatic dependent launch, kernels beginning while their predecessors end
     #[arg(long, env = "FLASHLANE_PDL", value_enum, value_name = "on|off", default_value_t = OnOff::On, hide_possible_values = true)]
     pub pdl: OnOff,
+    /// On a GPU: which kernel scores the index keys; simple is the readable one, and slow
+    #[arg(long, env = "FLASHLANE_INDEX_READER", value_enum, default_value_t = IndexReader::Fast)]
+    pub index_reader: IndexReader,
     /// Whether answers begin with reasoning when the request does not say: auto is the model's own default
     #[arg(long, env = "FLASHLANE_THINKING", value_enum, default_value_t = Switch::Auto)]
     pub thinking: Switch,
@@ -137,29 +146,6 @@ pub struct InstrumentArgs {
     #[arg(long, env = "FLASHLANE_INJECT", value_name = "SPEC")]
     #[arg(long_help = inject_help(), help_heading = "Instruments")]
     pub inject: Option<Fault>,
-}
-
-const CANARY_HELP: &str = "\
-Hash cache rows when they are stored and again later, so many MiB a step (256 if no number is given), and log what changed in \
-between: `canary hit step=... layer=... page=... owner=... rows=[...]`, with the kernels that may have written there. Full pages \
-are hashed whole, the page being filled by row. The summary at exit says within how many steps a change is seen.
-
-It cannot see a request storing a wrong row of its own: that row is what it takes for true. --diff-every can.";
-
-const DIFF_HELP: &str = "\
-Run one step in N again, one kernel after another, on the same inputs with the stores turned to pages that no request holds, and \
-log what differs: `diff step=... layer=... topk_dis=...`. Compared bit by bit: logits, selected rows and experts of every layer, \
-stored cache rows and states. 1 takes every step and more than doubles the time of each.
-
-It cannot see what is wrong in both runs: a kernel's own mistake, or a page that has changed before.";
-
-fn inject_help() -> String {
-    format!(
-        "Put faults into the running engine, to see who notices.\n\n{SPEC}\n\nExamples:\n  \
-         --canary --inject page               every step a page is overwritten; the canary tells each\n  \
-         --diff-every 8 --inject row          every step an owner's own row is wrong; the differential tells it\n  \
-         --inject index:layer=2,rate=0.01     one selected row in a hundred of layer 2 is another"
-    )
 }
 
 impl InstrumentArgs {
@@ -202,6 +188,12 @@ pub enum Switch {
 pub enum OnOff {
     On,
     Off,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum IndexReader {
+    Simple,
+    Fast,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -294,7 +286,7 @@ pub struct ChatArgs {
 
 #[derive(Clone, Debug, Args)]
 pub struct InspectArgs {
-    /// Checkpoint directory
+    /// Checkpoint directory: config.json and model.safetensors, or the shards of model.safetensors.index.json
     pub dir: PathBuf,
     /// The report as JSON
     #[arg(long)]

@@ -1,8 +1,10 @@
 //! What each subcommand does.
 
 use std::io::{self, IsTerminal, Write};
+use std::ops::ControlFlow;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -37,9 +39,11 @@ pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
 
 /// The reader of our output has gone, as `head` does: nothing is wrong.
 pub fn reader_gone(error: &anyhow::Error) -> bool {
-    let io =
-        |cause: &(dyn std::error::Error + 'static)| cause.downcast_ref::<io::Error>().map(io::Error::kind);
-    error.chain().any(|cause| io(cause) == Some(io::ErrorKind::BrokenPipe))
+    let kind = |cause: &(dyn std::error::Error + 'static)| {
+        let json = cause.downcast_ref::<serde_json::Error>().and_then(serde_json::Error::io_error_kind);
+        json.or_else(|| cause.downcast_ref::<io::Error>().map(io::Error::kind))
+    };
+    error.chain().any(|cause| kind(cause) == Some(io::ErrorKind::BrokenPipe))
 }
 
 fn log(format: LogFormat) {
@@ -122,12 +126,37 @@ fn quantize(args: &QuantizeArgs) -> anyhow::Result<()> {
     bar.enable_steady_tick(Duration::from_millis(200));
     let options =
         QuantizeOptions { shard_bytes: args.max_shard_size, ..QuantizeOptions::new(experts, dense) };
+    let interrupted = Arc::new(AtomicBool::new(false));
+    let runtime = runtime()?;
+    let signals = runtime.block_on(async { signals() })?;
+    runtime.spawn({
+        let interrupted = Arc::clone(&interrupted);
+        async move {
+            signals.await;
+            interrupted.store(true, Ordering::Relaxed);
+        }
+    });
     checkpoint::quantize(&args.input, &args.output, &options, |progress| {
         bar.set_length(progress.total);
         bar.set_position(progress.done);
         bar.set_message(progress.tensor.to_owned());
+        if interrupted.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     })?;
     bar.finish_and_clear();
     println!("{} written", args.output.display());
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    #[test]
+    fn a_reader_that_has_gone_is_known_behind_json_too() {
+        let pipe = || io::Error::from(io::ErrorKind::BrokenPipe);
+        let gone = |error: anyhow::Error| super::reader_gone(&error.context("while writing"));
+        assert!(gone(pipe().into()) && gone(serde_json::Error::io(pipe()).into()));
+        let full = || io::Error::from(io::ErrorKind::StorageFull);
+        assert!(!gone(full().into()) && !gone(serde_json::Error::io(full()).into()));
+    }
 }

@@ -3,10 +3,12 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use anyhow::{Context, bail};
-use flashlane::checkpoint::{Checkpoint, ModelConfig};
 #[cfg(feature = "cuda")]
-use flashlane::cuda::{Backend, RunMode};
+use anyhow::Context;
+use anyhow::bail;
+use flashlane::checkpoint::{self, Checkpoint, ModelConfig};
+#[cfg(feature = "cuda")]
+use flashlane::cuda::{Backend, IndexReader, Options, RunMode};
 use flashlane::engine::{Engine, EngineConfig, Generate, SamplingParams};
 #[cfg(feature = "cuda")]
 use flashlane::engine::{Forced, GpuConfig, IdleLog};
@@ -16,9 +18,9 @@ use flashlane::ops::Dtype;
 use flashlane::step::Numerics;
 
 use crate::chat::ChatTokenizer;
-use crate::cli::{Device, IndexK, KvCacheDtype, ModelArgs, Rounding, Switch};
 #[cfg(feature = "cuda")]
-use crate::cli::{OnOff, Schedule};
+use crate::cli::{self, OnOff, Schedule};
+use crate::cli::{Device, IndexK, KvCacheDtype, ModelArgs, Rounding, Switch};
 use crate::http::Defaults;
 
 /// An engine with what its callers need to speak to it.
@@ -32,24 +34,21 @@ pub struct Loaded {
 }
 
 impl Loaded {
-    /// `tokenizer_json`: the bytes of the checkpoint's `tokenizer.json`; `defaults`: the model's own.
-    ///
-    /// # Errors
-    /// The tokenizer is not one that chat can be encoded with.
+    /// `defaults`: the model's own.
     pub fn new(
         engine: Arc<dyn Generate>,
-        tokenizer_json: &[u8],
+        tokenizer: ChatTokenizer,
         name: String,
         defaults: Defaults,
         args: &ModelArgs,
-    ) -> anyhow::Result<Self> {
-        let tokenizer = Arc::new(ChatTokenizer::from_bytes(tokenizer_json)?);
+    ) -> Self {
         let thinking = match args.thinking {
             Switch::Auto => defaults.thinking,
             Switch::On => true,
             Switch::Off => false,
         };
-        Ok(Self { engine, tokenizer, name, defaults: Defaults { thinking, ..defaults } })
+        let tokenizer = Arc::new(tokenizer);
+        Self { engine, tokenizer, name, defaults: Defaults { thinking, ..defaults } }
     }
 }
 
@@ -70,7 +69,7 @@ const DEFAULT_MODEL_LEN: usize = 8192;
 pub fn build(args: &ModelArgs) -> anyhow::Result<Loaded> {
     match gpu(args.device)? {
         #[cfg(feature = "cuda")]
-        Some(gpu) => build_on(args, gpu, &GpuConfig { mode: mode(args), ..GpuConfig::default() }),
+        Some(gpu) => build_on(args, gpu, &how(args)),
         #[cfg(not(feature = "cuda"))]
         Some(never) => match never {},
         None => build_with(args, Engine::on_cpu),
@@ -84,7 +83,7 @@ pub fn build(args: &ModelArgs) -> anyhow::Result<Loaded> {
 #[cfg(feature = "cuda")]
 pub fn build_forced(args: &ModelArgs, forced: Forced) -> anyhow::Result<Loaded> {
     let Some(gpu) = gpu(args.device)? else { bail!("--device: there is no GPU to force a mutant on") };
-    build_on(args, gpu, &GpuConfig { mode: mode(args), forced: Some(forced), ..GpuConfig::default() })
+    build_on(args, gpu, &GpuConfig { forced: Some(forced), ..how(args) })
 }
 
 /// As [`build`], on a GPU whose idle time is noted.
@@ -94,7 +93,7 @@ pub fn build_forced(args: &ModelArgs, forced: Forced) -> anyhow::Result<Loaded> 
 #[cfg(feature = "cuda")]
 pub fn build_timed(args: &ModelArgs, idle: IdleLog) -> anyhow::Result<Loaded> {
     let Some(gpu) = gpu(args.device)? else { bail!("--device: there is no GPU") };
-    build_on(args, gpu, &GpuConfig { mode: mode(args), idle: Some(idle), ..GpuConfig::default() })
+    build_on(args, gpu, &GpuConfig { idle: Some(idle), ..how(args) })
 }
 
 #[cfg(feature = "cuda")]
@@ -103,12 +102,18 @@ fn build_on(args: &ModelArgs, gpu: Arc<dyn Backend>, how: &GpuConfig) -> anyhow:
 }
 
 #[cfg(feature = "cuda")]
-fn mode(args: &ModelArgs) -> RunMode {
-    RunMode {
+fn how(args: &ModelArgs) -> GpuConfig {
+    let mode = RunMode {
         captured: args.graph == OnOff::On,
         forked: args.schedule == Schedule::Forked,
         programmatic: args.pdl == OnOff::On,
-    }
+    };
+    let index_reader = match args.index_reader {
+        cli::IndexReader::Simple => IndexReader::Simple,
+        cli::IndexReader::Fast => IndexReader::Fast,
+    };
+    let options = Options { index_reader, ..Options::default() };
+    GpuConfig { options, mode, ..GpuConfig::default() }
 }
 
 /// The GPU to run on; `None` is the CPU. `auto` takes the first GPU that this build has kernels for.
@@ -149,6 +154,7 @@ where
 {
     let (checkpoint, tokenizer, name) = open(args)?;
     let config = config(args, &checkpoint.config)?;
+    let tokenizer = ChatTokenizer::for_model(&tokenizer, &checkpoint.config)?;
     let engine = start(&checkpoint, config)?;
     tracing::info!(
         model = name,
@@ -161,7 +167,7 @@ where
     let thinking = args.model.is_some();
     let temperature = if thinking { 1.0 } else { 0.0 };
     let sampling = SamplingParams { temperature, ..SamplingParams::default() };
-    Loaded::new(Arc::new(engine), &tokenizer, name, Defaults { thinking, sampling }, args)
+    Ok(Loaded::new(Arc::new(engine), tokenizer, name, Defaults { thinking, sampling }, args))
 }
 
 /// The checkpoint, the bytes of its tokenizer and what it is called.
@@ -171,8 +177,7 @@ fn open(args: &ModelArgs) -> anyhow::Result<(Checkpoint, Cow<'static, [u8]>, Str
         return Ok((checkpoint, built_in::TOKENIZER.into(), "flashlane-tiny".to_owned()));
     };
     let checkpoint = Checkpoint::open(dir)?;
-    let path = dir.join("tokenizer.json");
-    let tokenizer = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let tokenizer = checkpoint::read_file(&dir.join("tokenizer.json"))?;
     let whole = dir.canonicalize().unwrap_or_else(|_| dir.clone());
     let name = whole.file_name().map_or_else(|| "model".to_owned(), |n| n.to_string_lossy().into_owned());
     Ok((checkpoint, tokenizer.into(), name))

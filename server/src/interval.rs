@@ -29,6 +29,29 @@ impl Proportion {
     }
 }
 
+/// A mean of numbers from 0 to 1 with its 95 % interval.
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
+pub struct Mean {
+    pub mean: f64,
+    pub low: f64,
+    pub high: f64,
+}
+
+impl Mean {
+    /// The interval is that of a proportion of so many items as would have the variance of this mean (Korn and Graubard, 1998).
+    #[expect(clippy::cast_precision_loss, reason = "counts are far below 2^52")]
+    pub fn of(values: &[f64]) -> Self {
+        let n = values.len() as f64;
+        let mean = values.iter().sum::<f64>() / n.max(1.0);
+        let squares: f64 = values.iter().map(|value| (value - mean) * (value - mean)).sum();
+        let variance = squares / (n * (n - 1.0)).max(1.0);
+        // Without any spread the items say nothing of it.
+        let of = if variance > 0.0 { mean * (1.0 - mean) / variance } else { n };
+        let (low, high) = ends(mean * of, of);
+        Self { mean, low, high }
+    }
+}
+
 impl fmt::Display for Proportion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [rate, low, high] = [self.rate(), self.low, self.high].map(percent);
@@ -45,9 +68,13 @@ pub fn percent(rate: f64) -> String {
 /// The exact 95 % interval of the rate behind `count` of `of`.
 #[expect(clippy::cast_precision_loss, reason = "counts are far below 2^52")]
 pub fn interval(count: usize, of: usize) -> (f64, f64) {
-    let (k, n) = (count.min(of) as f64, of as f64);
-    let low = if count == 0 { 0.0 } else { quantile(OUTSIDE / 2.0, k, n - k + 1.0) };
-    let high = if count >= of { 1.0 } else { quantile(1.0 - OUTSIDE / 2.0, k + 1.0, n - k) };
+    ends(count.min(of) as f64, of as f64)
+}
+
+/// For counts that need not be whole.
+fn ends(k: f64, n: f64) -> (f64, f64) {
+    let low = if k <= 0.0 { 0.0 } else { quantile(OUTSIDE / 2.0, k, n - k + 1.0) };
+    let high = if k >= n { 1.0 } else { quantile(1.0 - OUTSIDE / 2.0, k + 1.0, n - k) };
     (low, high)
 }
 
@@ -116,7 +143,7 @@ fn ln_gamma(mut x: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{Proportion, incomplete_beta, interval, ln_gamma};
+    use super::{Mean, Proportion, incomplete_beta, interval, ln_gamma};
 
     fn near(a: f64, b: f64, within: f64) {
         assert!((a - b).abs() < within, "{a} and {b}");
@@ -160,5 +187,23 @@ mod tests {
         assert_eq!(interval(5, 5).1, 1.0);
         let text = Proportion::new(6, 40).to_string();
         assert_eq!(text, "6/40 = 15%, 95 % interval 5.71% to 29.84%");
+    }
+
+    #[test]
+    fn a_mean_of_zeros_and_ones_is_a_proportion() {
+        let values: Vec<f64> = (0..200).map(|i| if i < 30 { 1.0 } else { 0.0 }).collect();
+        let (mean, (low, high)) = (Mean::of(&values), interval(30, 200));
+        near(mean.mean, 0.15, 1e-12);
+        // The variance of a sample has one degree of freedom less.
+        near(mean.low, low, 5e-4);
+        near(mean.high, high, 5e-4);
+        let all = Mean::of(&[1.0; 50]);
+        assert_eq!((all.mean, all.low, all.high), (1.0, interval(50, 50).0, 1.0));
+        // Half the spread about the same mean: half the width.
+        let narrow: Vec<f64> = (0..200).map(|i| if i % 2 == 0 { 0.25 } else { 0.75 }).collect();
+        let wide: Vec<f64> = (0..200).map(|i| if i % 2 == 0 { 0.0 } else { 1.0 }).collect();
+        let width = |values: &[f64]| Mean::of(values).high - Mean::of(values).low;
+        near(width(&narrow) / width(&wide), 0.5, 0.01);
+        assert_eq!(Mean::of(&[]).mean, 0.0);
     }
 }

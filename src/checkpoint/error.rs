@@ -5,16 +5,16 @@ use std::path::PathBuf;
 /// An error names the file, key or tensor, what was expected and what was found.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
-    #[error("{}: {source}", path.display())]
-    Io { path: PathBuf, source: std::io::Error },
+    #[error("{}: {error}", path.display())]
+    Io { path: PathBuf, error: std::io::Error },
     /// `config.json` has a bad value at `key`.
-    #[error("config.json: {key} {problem}")]
+    #[error("config.json: {key} {}", shown(.problem))]
     Config { key: String, problem: String },
     /// `config.json` describes a model that is not served.
-    #[error("config.json: {0}")]
+    #[error("config.json: {}", shown(.0))]
     Unsupported(String),
     /// A file is not what its name says.
-    #[error("{file}: {problem}")]
+    #[error("{}: {}", shown(.file), shown(.problem))]
     File { file: String, problem: String },
     /// Tensors are missing, unknown or wrong. Holds all of them; shows the first few.
     #[error("{}", summary(.0))]
@@ -29,8 +29,8 @@ impl CheckpointError {
         Self::File { file: file.to_owned(), problem: problem.into() }
     }
 
-    pub(super) fn io(path: &std::path::Path, source: std::io::Error) -> Self {
-        Self::Io { path: path.to_owned(), source }
+    pub(super) fn io(path: &std::path::Path, error: std::io::Error) -> Self {
+        Self::Io { path: path.to_owned(), error }
     }
 }
 
@@ -59,8 +59,46 @@ pub enum TensorProblem {
 const SHOWN: usize = 5;
 
 fn summary(problems: &[TensorProblem]) -> String {
-    let shown: Vec<String> = problems.iter().take(SHOWN).map(ToString::to_string).collect();
+    let first: Vec<String> = problems.iter().take(SHOWN).map(|p| shown(&p.to_string())).collect();
     let rest = problems.len().saturating_sub(SHOWN);
     let tail = if rest == 0 { String::new() } else { format!("; and {rest} more") };
-    format!("{}{tail}", shown.join("; "))
+    format!("{}{tail}", first.join("; "))
+}
+
+/// Characters of a message; a file can hold a name or value of any length.
+const LONGEST: usize = 300;
+
+/// One line of bounded length, whatever a file holds: control characters escaped, the middle of a long text left out.
+fn shown(text: &str) -> String {
+    let count = text.chars().count();
+    let (head, tail) = if count > LONGEST { (LONGEST * 2 / 3, LONGEST / 3) } else { (count, 0) };
+    let mut out = String::new();
+    let mut push = |c: char| if c.is_control() { out.extend(c.escape_default()) } else { out.push(c) };
+    text.chars().take(head).for_each(&mut push);
+    if count > LONGEST {
+        " ... ".chars().for_each(&mut push);
+        text.chars().skip(count - tail).for_each(&mut push);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{CheckpointError, LONGEST, TensorProblem};
+
+    #[test]
+    fn messages_are_one_line_of_bounded_length() {
+        let unknown = |name: &str| TensorProblem::Unknown { name: name.to_owned() };
+        let long = CheckpointError::Tensors(vec![unknown(&"ä".repeat(100_000)); 3]).to_string();
+        assert!(long.chars().count() < 3 * (LONGEST + 10), "{long}");
+        assert!(
+            long.contains(" ... ")
+                && long.ends_with("is not a tensor of this model as config.json describes it")
+        );
+        let raw = CheckpointError::Tensors(vec![unknown("a\nb\u{1b}[31m")]).to_string();
+        assert_eq!(raw, "a\\nb\\u{1b}[31m is not a tensor of this model as config.json describes it");
+        let value =
+            CheckpointError::Config { key: "k".into(), problem: format!("found {}", "9".repeat(9999)) };
+        assert!(value.to_string().len() < LONGEST + 40, "{value}");
+    }
 }

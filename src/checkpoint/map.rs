@@ -40,11 +40,8 @@ impl Span {
 
     /// Maps a file. Symbolic links are followed.
     pub(super) fn map(path: &Path) -> Result<Self, CheckpointError> {
+        regular(path)?;
         let file = File::open(path).map_err(|e| CheckpointError::io(path, e))?;
-        let metadata = file.metadata().map_err(|e| CheckpointError::io(path, e))?;
-        if !metadata.is_file() {
-            return Err(CheckpointError::file(&path.display().to_string(), "is not a regular file"));
-        }
         // SAFETY: the map is read-only and private to this process. Its one obligation is that nobody shortens or rewrites
         // the file while it is mapped; checkpoints are immutable by convention, and `quantize` writes new files only.
         let map = unsafe { memmap2::Mmap::map(&file) }.map_err(|e| CheckpointError::io(path, e))?;
@@ -93,8 +90,22 @@ impl std::fmt::Debug for Span {
     }
 }
 
+/// Before it is opened: opening a pipe would wait for its writer.
+fn regular(path: &Path) -> Result<(), CheckpointError> {
+    let metadata = std::fs::metadata(path).map_err(|e| CheckpointError::io(path, e))?;
+    if metadata.is_file() {
+        return Ok(());
+    }
+    let found = if metadata.is_dir() { "a directory" } else { "a pipe, socket or device" };
+    Err(CheckpointError::file(&path.display().to_string(), format!("expected a file, found {found}")))
+}
+
 /// Reads a small file whole.
-pub(super) fn read(path: &Path) -> Result<Vec<u8>, CheckpointError> {
+///
+/// # Errors
+/// [`CheckpointError`]: there is none, or it is no regular file.
+pub fn read_file(path: &Path) -> Result<Vec<u8>, CheckpointError> {
+    regular(path)?;
     std::fs::read(path).map_err(|e| CheckpointError::io(path, e))
 }
 
@@ -114,7 +125,17 @@ mod tests {
     #[test]
     fn a_directory_is_not_mapped() {
         let dir = tempfile::tempdir().unwrap();
-        let error = Span::map(dir.path()).unwrap_err().to_string();
-        assert!(error.ends_with("is not a regular file"), "{error}");
+        for error in [Span::map(dir.path()).unwrap_err(), read_file(dir.path()).unwrap_err()] {
+            assert!(error.to_string().ends_with("expected a file, found a directory"), "{error}");
+        }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_device_is_not_read_without_end() {
+        let zeros = Path::new("/dev/zero");
+        for error in [Span::map(zeros).unwrap_err(), read_file(zeros).unwrap_err()] {
+            assert!(error.to_string().ends_with("found a pipe, socket or device"), "{error}");
+        }
     }
 }

@@ -31,7 +31,7 @@ pub use config::{LayerKind, ModelConfig};
 pub use error::{CheckpointError, TensorProblem};
 pub use inspect::{LayerReport, Nvfp4Report, Report};
 pub use inventory::{Role, Spec, specs};
-pub use map::Span;
+pub use map::{Span, read_file};
 pub use names::Skip;
 pub use quantize::{DenseFormat, ExpertFormat, Progress, QuantizeOptions, quantize};
 pub use weights::{IdTable, Matrix, Part, Row, Vector, WeightFormat};
@@ -84,7 +84,15 @@ impl Checkpoint {
     /// # Errors
     /// [`CheckpointError`], in sentences.
     pub fn open(dir: &Path) -> Result<Self, CheckpointError> {
-        let config = map::read(&dir.join("config.json"))?;
+        match std::fs::metadata(dir) {
+            Ok(found) if found.is_dir() => {}
+            Ok(_) => {
+                let name = dir.display().to_string();
+                return Err(CheckpointError::file(&name, "expected a checkpoint directory, found a file"));
+            }
+            Err(error) => return Err(CheckpointError::io(dir, error)),
+        }
+        let config = map::read_file(&dir.join("config.json"))?;
         Self::build(&config, safetensors::open_dir(dir)?)
     }
 

@@ -95,7 +95,10 @@ impl<'a> Resolver<'a> {
             Dtype::BF16 => plain(spec, &raw, WeightFormat::Bf16),
             Dtype::F8_E4M3 if quantisable => self.read_fp8(spec, raw),
             Dtype::I8 | Dtype::U8 if quantisable => self.read_fp4(spec, raw),
-            _ if quantisable => Err(wrong_dtype(&raw, "F32, BF16, F8_E4M3, or I8 or U8 for FP4")),
+            _ if quantisable => {
+                self.claim(spec, &["scale", "weight_scale", "weight_scale_2", "weight_global_scale"]);
+                Err(wrong_dtype(&raw, "F32, BF16, F8_E4M3, or I8 or U8 for FP4"))
+            }
             _ => Err(wrong_dtype(&raw, "F32 or BF16")),
         }
     }
@@ -120,6 +123,13 @@ impl<'a> Resolver<'a> {
         let (rows, cols) = (spec.shape[0], spec.shape[1]);
         check_shape(&codes, &[rows, cols / 2])?;
         let Some(scale2) = self.second_scale(spec)? else {
+            let stem = stem(spec);
+            if self.tensors.contains_key(&format!("{stem}.weight_scale")) {
+                return Err(TensorProblem::Missing {
+                    name: format!("{stem}.weight_scale_2"),
+                    shape: Vec::new(),
+                });
+            }
             let scales = self.sibling(spec, &["scale"], &[rows, cols / mxfp4::BLOCK])?;
             return match scales.dtype {
                 Dtype::F8_E8M0 | Dtype::U8 => {

@@ -292,6 +292,37 @@ fn f32_scale(value: f32) -> Vec<u8> {
     value.to_le_bytes().to_vec()
 }
 
+#[test]
+fn a_quantised_weight_of_a_wrong_kind_is_one_problem() {
+    const EXPERT: &str = "layers.0.ffn.experts.0.w1";
+    let scales = || {
+        [
+            ("weight_scale", Dtype::F8_E4M3, vec![128, 8], vec![0x38; 1024]),
+            ("weight_scale_2", Dtype::F32, vec![], f32_scale(1.0)),
+        ]
+    };
+    let with = |scales: &[(&str, Dtype, Vec<usize>, Vec<u8>)]| {
+        let mut files = Files::new();
+        fp4_expert(&mut files, scales);
+        files
+    };
+    let missing = |suffix: &str, shape: &[usize]| {
+        [TensorProblem::Missing { name: format!("{EXPERT}.{suffix}"), shape: shape.to_vec() }]
+    };
+    let [first, second] = scales();
+    assert_eq!(problems(&with(&[second])), missing("weight_scale", &[128, 8]));
+    assert_eq!(problems(&with(&[first])), missing("weight_scale_2", &[]));
+    assert_eq!(problems(&with(&[])), missing("scale", &[128, 4]));
+    let mut other = with(&scales());
+    let at = other.index(&format!("{EXPERT}.weight"));
+    other.tensors[at].1 = Dtype::F8_E5M2;
+    let found = problems(&other);
+    assert!(
+        matches!(&found[..], [TensorProblem::Dtype { name, .. }] if name.ends_with("w1.weight")),
+        "{found:?}"
+    );
+}
+
 /// hazards.md Q05 and Q07: ModelOpt stores a multiplier, compressed-tensors a divisor.
 #[test]
 fn q05_second_level_scales_multiply_or_divide_by_their_flavour() {
@@ -394,57 +425,5 @@ fn the_cache_of_the_hub_loads() {
     assert!(Checkpoint::open(&snapshot).is_err(), "a link to a blob that is not there");
 }
 
-/// Opens a sharded directory after `spoil` had its way with it; returns the message without the directory.
-fn spoiled(spoil: impl FnOnce(&Path)) -> String {
-    let dir = tempfile::tempdir().unwrap();
-    Files::new().write_sharded(dir.path(), 20);
-    spoil(dir.path());
-    let message = Checkpoint::open(dir.path()).unwrap_err().to_string();
-    message.replace(&format!("{}/", dir.path().display()), "")
-}
-
-fn edit_index(dir: &Path, edit: impl FnOnce(&mut serde_json::Map<String, serde_json::Value>)) {
-    let path = dir.join("model.safetensors.index.json");
-    let mut index: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
-    edit(index["weight_map"].as_object_mut().unwrap());
-    std::fs::write(path, index.to_string()).unwrap();
-}
-
-#[test]
-fn each_broken_directory_gets_its_sentence() {
-    let first = "model-00000.safetensors";
-    let index = "model.safetensors.index.json";
-    let truncate = |dir: &Path| {
-        let bytes = std::fs::read(dir.join(first)).unwrap();
-        std::fs::write(dir.join(first), &bytes[..bytes.len() - 1]).unwrap();
-    };
-    let cases = [
-        (spoiled(|d| std::fs::remove_file(d.join("config.json")).unwrap()), "config.json: No such file"),
-        (spoiled(|d| std::fs::remove_file(d.join(index)).unwrap()), "holds neither model.safetensors nor"),
-        (
-            spoiled(|d| std::fs::remove_file(d.join(first)).unwrap()),
-            "model.safetensors.index.json: names the shard model-00000.safetensors, which does not exist",
-        ),
-        (spoiled(truncate), "of the data, the file has only"),
-        (spoiled(|d| std::fs::write(d.join(index), "{}").unwrap()), "missing field `weight_map`"),
-        (
-            spoiled(|d| std::fs::write(d.join(index), r#"{"weight_map": {"a": 3}}"#).unwrap()),
-            "invalid type: integer `3`",
-        ),
-        (
-            spoiled(|d| edit_index(d, |m| drop(m.insert("head.weight".into(), "../x".into())))),
-            "\"../x\" is not the name of a file beside it",
-        ),
-        (
-            spoiled(|d| edit_index(d, |m| drop(m.insert("more".into(), first.into())))),
-            "model-00000.safetensors: lacks more, which model.safetensors.index.json places here",
-        ),
-        (
-            spoiled(|d| edit_index(d, |m| drop(m.remove("embed.weight")))),
-            "model-00000.safetensors: embed.weight is not listed for this shard",
-        ),
-    ];
-    for (found, expected) in cases {
-        assert!(found.contains(expected), "{found:?} lacks {expected:?}");
-    }
-}
+#[path = "resolve_directory_tests.rs"]
+mod directories;

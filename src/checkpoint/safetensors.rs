@@ -9,6 +9,7 @@ use std::path::{Component, Path};
 use safetensors::Dtype;
 use safetensors::tensor::TensorInfo;
 use serde::de::{Deserialize, Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
+use serde_json::Value;
 
 use super::CheckpointError;
 use super::map::{self, Span};
@@ -28,27 +29,47 @@ const MAX_HEADER: u64 = 100 << 20;
 /// All tensors of a directory: one file, or the shards of an index.
 pub(super) fn open_dir(dir: &Path) -> Result<Vec<RawTensor>, CheckpointError> {
     let index = dir.join("model.safetensors.index.json");
-    if index.exists() {
-        return open_shards(dir, &map::read(&index)?);
+    if is_there(&index) {
+        return open_shards(dir, &map::read_file(&index)?);
     }
     let single = dir.join("model.safetensors");
-    if !single.exists() {
+    if !is_there(&single) {
         let problem = "holds neither model.safetensors nor model.safetensors.index.json";
         return Err(CheckpointError::file(&dir.display().to_string(), problem));
     }
     read(&Span::map(&single)?, "model.safetensors")
 }
 
+/// A link counts, wherever it leads: to nothing is a fault of its own.
+fn is_there(path: &Path) -> bool {
+    path.symlink_metadata().is_ok()
+}
+
 #[derive(serde::Deserialize)]
+#[serde(expecting = "an object")]
 struct Index {
-    weight_map: BTreeMap<String, String>,
+    weight_map: Option<Value>,
+}
+
+/// The file of each tensor.
+fn weight_map(index: &[u8]) -> Result<BTreeMap<String, String>, String> {
+    let index: Index =
+        serde_json::from_slice(index).map_err(|e| format!("is not a JSON object with a weight_map: {e}"))?;
+    let map = index.weight_map.ok_or("weight_map is missing")?;
+    let files = map
+        .as_object()
+        .ok_or_else(|| format!("weight_map: expected an object with the file of each tensor, found {map}"))?;
+    let file = |(tensor, file): (&String, &Value)| match file.as_str() {
+        Some(file) => Ok((tensor.clone(), file.to_owned())),
+        None => Err(format!("weight_map: {tensor}: expected the name of a file, found {file}")),
+    };
+    files.iter().map(file).collect()
 }
 
 /// Reads each shard once and holds it to the index, in both directions.
 fn open_shards(dir: &Path, index: &[u8]) -> Result<Vec<RawTensor>, CheckpointError> {
     const INDEX: &str = "model.safetensors.index.json";
-    let Index { weight_map } =
-        serde_json::from_slice(index).map_err(|e| CheckpointError::file(INDEX, e.to_string()))?;
+    let weight_map = weight_map(index).map_err(|problem| CheckpointError::file(INDEX, problem))?;
     let mut shards: BTreeMap<&str, HashSet<&str>> = BTreeMap::new();
     for (tensor, shard) in &weight_map {
         shards.entry(shard).or_default().insert(tensor);
@@ -62,7 +83,7 @@ fn open_shards(dir: &Path, index: &[u8]) -> Result<Vec<RawTensor>, CheckpointErr
             ));
         }
         let path = dir.join(shard);
-        if !path.exists() {
+        if !is_there(&path) {
             return Err(CheckpointError::file(
                 INDEX,
                 format!("names the shard {shard}, which does not exist"),
@@ -161,6 +182,23 @@ fn byte_len(info: &TensorInfo) -> Option<usize> {
     bits.is_multiple_of(8).then_some(bits / 8)
 }
 
+/// What an entry of the header says.
+fn info(entry: &Value) -> Result<TensorInfo, String> {
+    let field = |name: &str| {
+        let missing = || format!("expected an object with dtype, shape and data_offsets, found {entry}");
+        entry.get(name).ok_or_else(missing)
+    };
+    let [dtype, shape, offsets] = [field("dtype")?, field("shape")?, field("data_offsets")?];
+    Ok(TensorInfo {
+        dtype: Dtype::deserialize(dtype)
+            .map_err(|_| format!("dtype: expected a type such as \"BF16\" or \"F8_E4M3\", found {dtype}"))?,
+        shape: Vec::deserialize(shape)
+            .map_err(|_| format!("shape: expected a list of integers from 0 up, found {shape}"))?,
+        data_offsets: Deserialize::deserialize(offsets)
+            .map_err(|_| format!("data_offsets: expected two integers from 0 up, found {offsets}"))?,
+    })
+}
+
 /// The header's entries; a second entry of one name is an error, and errors name their entry.
 struct Header(Vec<(String, TensorInfo)>);
 
@@ -189,7 +227,8 @@ impl<'de> Visitor<'de> for HeaderVisitor {
             if !seen.insert(name.clone()) {
                 return Err(A::Error::custom(format!("{name} appears twice")));
             }
-            let info = map.next_value().map_err(|e| A::Error::custom(format!("{name}: {e}")))?;
+            let entry = map.next_value().map_err(|e| A::Error::custom(format!("{name}: {e}")))?;
+            let info = info(&entry).map_err(|problem| A::Error::custom(format!("{name}: {problem}")))?;
             entries.push((name, info));
         }
         Ok(entries)
@@ -233,21 +272,33 @@ mod tests {
     #[test]
     fn each_malformed_file_gets_its_sentence() {
         let two = |b: &str| file(&format!("{{{},{b}}}", entry("a", "[2]", 0, 8)), 16);
+        let of = |dtype: &str, shape: &str, offsets: &str| {
+            let entry = format!(r#"{{"dtype":{dtype},"shape":{shape},"data_offsets":{offsets}}}"#);
+            refusal(file(&format!("{{\"a\":{entry}}}"), 8))
+        };
         let cases = [
             (refusal(vec![1, 2]), "f: has 2 bytes, too few"),
             (refusal(u64::MAX.to_le_bytes().to_vec()), "said to be 18446744073709551615 bytes"),
             (refusal((1u64 << 63).to_le_bytes().to_vec()), "said to be 9223372036854775808 bytes"),
             (refusal(9u64.to_le_bytes().to_vec()), "said to be 9 bytes long, the file has 0 left"),
             (refusal(file("[1]", 0)), "the header is not valid: invalid type: sequence"),
-            (refusal(file("{\"a\": 3}", 0)), "a: invalid type: integer `3`"),
             (
-                refusal(file(&format!("{{{}}}", entry("a", "[-1]", 0, 8)), 8)),
-                "a: invalid value: integer `-1`",
+                refusal(file("{\"a\": 3}", 0)),
+                "a: expected an object with dtype, shape and data_offsets, found 3",
             ),
             (
-                refusal(file("{\"a\":{\"dtype\":\"F99\",\"shape\":[],\"data_offsets\":[0,0]}}", 0)),
-                "a: unknown variant `F99`",
+                refusal(file("{\"a\":{\"dtype\":\"F32\",\"shape\":[]}}", 0)),
+                "a: expected an object with dtype, shape and data_offsets, found {",
             ),
+            (of("\"F32\"", "[-1]", "[0,8]"), "a: shape: expected a list of integers from 0 up, found [-1]"),
+            (of("\"F32\"", "[2.0]", "[0,8]"), "shape: expected a list of integers from 0 up, found [2.0]"),
+            (of("\"F32\"", "\"2\"", "[0,8]"), "shape: expected a list of integers from 0 up, found \"2\""),
+            (of("\"F32\"", "[18446744073709551616]", "[0,8]"), "found [1.8446744073709552e+19]"),
+            (of("\"f32\"", "[2]", "[0,8]"), "a: dtype: expected a type such as \"BF16\" or"),
+            (of("\"F99\"", "[2]", "[0,8]"), "found \"F99\""),
+            (of("3", "[2]", "[0,8]"), "a: dtype: expected a type such as \"BF16\" or \"F8_E4M3\", found 3"),
+            (of("\"F32\"", "[2]", "[0,4,8]"), "data_offsets: expected two integers from 0 up, found [0,4,8]"),
+            (of("\"F32\"", "[2]", "[-8,0]"), "data_offsets: expected two integers from 0 up, found [-8,0]"),
             (refusal(two(&entry("a", "[2]", 8, 16))), "a appears twice"),
             (refusal(two(&entry("b", "[2]", 4, 12))), "a and b overlap"),
             (refusal(two(&entry("b", "[1]", 12, 16))), "bytes 8..12 belong to no tensor"),

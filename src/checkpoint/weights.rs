@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
+use super::error::TensorProblem;
 use super::map::Span;
 use crate::format::fp8_block::{self, BlockScales};
 use crate::format::{bf16, mxfp4, nvfp4};
@@ -171,12 +172,43 @@ impl Matrix {
         values
     }
 
+    /// The first element that is no finite number, in row order. Those of FP4 formats all are; their scales have been checked.
+    #[must_use]
+    pub fn not_finite(&self) -> Option<TensorProblem> {
+        self.parts.iter().find_map(|part| {
+            let (at, value) = match self.format {
+                WeightFormat::F32 => first(&part.codes, |b: &[u8; 4]| !f32::from_le_bytes(*b).is_finite())
+                    .map(|(at, b)| (at, f32::from_le_bytes(b))),
+                WeightFormat::Bf16 => {
+                    first(&part.codes, |b: &[u8; 2]| b[1] & 0x7f == 0x7f && b[0] & 0x80 != 0)
+                        .map(|(at, b)| (at, half::bf16::from_le_bytes(b).to_f32()))
+                }
+                WeightFormat::Fp8Block | WeightFormat::Fp8BlockF32 => {
+                    first(&part.codes, |b: &[u8; 1]| b[0] & 0x7f == 0x7f).map(|(at, _)| (at, f32::NAN))
+                }
+                WeightFormat::Nvfp4 | WeightFormat::Mxfp4 => None,
+            }?;
+            let (name, index) = (self.name.to_string(), part.first_row * self.cols + at);
+            Some(TensorProblem::NotFinite { name, index, value: value.to_string() })
+        })
+    }
+
     /// Bytes in the file: codes and scales.
     #[must_use]
     pub fn bytes(&self) -> usize {
         let scale2 = if self.format == WeightFormat::Nvfp4 { 4 } else { 0 };
         self.parts.iter().map(|p| p.codes.len() + p.scales.len() + scale2).sum()
     }
+}
+
+/// The first element that is bad. Many are looked at together, so that the loop vectorises.
+fn first<const N: usize>(bytes: &[u8], bad: impl Fn(&[u8; N]) -> bool) -> Option<(usize, [u8; N])> {
+    const TOGETHER: usize = 4096;
+    let chunks = bytes.as_chunks::<N>().0.chunks(TOGETHER).enumerate();
+    let mut marked = chunks.filter(|(_, chunk)| chunk.iter().fold(false, |any, element| any | bad(element)));
+    let (at, chunk) = marked.next()?;
+    let within = chunk.iter().position(bad)?;
+    Some((at * TOGETHER + within, chunk[within]))
 }
 
 /// A small parameter (norm, bias, sink), decoded.
@@ -198,4 +230,53 @@ pub struct IdTable {
     pub rows: usize,
     pub cols: usize,
     pub ids: Arc<[i32]>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(format: WeightFormat, codes: Vec<u8>, cols: usize) -> Option<(usize, String)> {
+        let half = codes.len() / 2;
+        let parts = [&codes[..half], &codes[half..]];
+        let rows = half / format.row_bytes(cols);
+        let part = |(i, codes): (usize, &[u8])| Part {
+            first_row: i * rows,
+            rows,
+            codes: codes.to_vec().into(),
+            scales: Span::empty(),
+            scale2: 1.0,
+        };
+        let parts = parts.into_iter().enumerate().map(part).collect();
+        let matrix = Matrix { name: "m".into(), rows: 2 * rows, cols, format, parts };
+        matrix.not_finite().map(|problem| match problem {
+            TensorProblem::NotFinite { name, index, value } if &*name == "m" => (index, value),
+            other => panic!("{other:?}"),
+        })
+    }
+
+    #[test]
+    fn elements_that_are_no_numbers_are_found_wherever_they_are() {
+        let finite = [f32::MAX, f32::MIN, 0.0, -0.0, f32::MIN_POSITIVE, 1.0].map(f32::to_le_bytes).concat();
+        assert_eq!(of(WeightFormat::F32, finite.repeat(2), 6), None);
+        for (bad, name) in [(f32::NAN, "NaN"), (f32::INFINITY, "inf"), (f32::NEG_INFINITY, "-inf")] {
+            for at in [0, 5, 9_999, 10_000, 19_999] {
+                let mut codes = vec![0; 4 * 20_000];
+                codes[4 * at..4 * at + 4].copy_from_slice(&bad.to_le_bytes());
+                assert_eq!(of(WeightFormat::F32, codes, 10), Some((at, name.to_owned())));
+                let mut codes = vec![0x3f; 2 * 20_000];
+                codes[2 * at..2 * at + 2].copy_from_slice(&half::bf16::from_f32(bad).to_le_bytes());
+                assert_eq!(of(WeightFormat::Bf16, codes, 10), Some((at, name.to_owned())));
+            }
+        }
+        // Every byte but the two NaNs is an e4m3 number.
+        let bytes: Vec<u8> = (0..=255).filter(|b| b & 0x7f != 0x7f).collect();
+        assert_eq!(of(WeightFormat::Fp8Block, bytes.clone(), 1), None);
+        for nan in [0x7f, 0xff] {
+            let mut codes = bytes.clone();
+            codes[200] = nan;
+            assert_eq!(of(WeightFormat::Fp8BlockF32, codes, 1), Some((200, "NaN".to_owned())));
+        }
+        assert_eq!(of(WeightFormat::Nvfp4, vec![0xff; 64], 32), None);
+    }
 }

@@ -10,21 +10,27 @@ use crate::step::Random;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct KnockOut {
     pub layer: usize,
-    /// Share of tokens that it strikes, of all tokens and drawn for each.
+    /// Share of tokens that it strikes, drawn for each of those at `positions`.
     pub rate: f64,
     pub seed: u64,
+    /// From the first, up to but not including the second; tokens elsewhere are never struck.
+    pub positions: [usize; 2],
 }
 
 impl KnockOut {
     /// Every token of `layer`.
     #[must_use]
     pub const fn of(layer: usize) -> Self {
-        Self { layer, rate: 1.0, seed: 0 }
+        Self { layer, rate: 1.0, seed: 0, positions: [0, usize::MAX] }
     }
 
     /// The draws of a struck token; `own` is a part of its numbers.
     #[expect(clippy::cast_precision_loss, reason = "the 53 bits that an f64 holds")]
     pub(super) fn strikes(&self, position: i32, own: &[f32]) -> Option<Random> {
+        let [start, end] = self.positions;
+        if !usize::try_from(position).is_ok_and(|position| (start..end).contains(&position)) {
+            return None;
+        }
         let mut seed = self.seed ^ (self.layer as u64) << 32;
         for bits in own.iter().map(|x| x.to_bits()).chain([position.cast_unsigned()]) {
             seed = Random::new(seed ^ u64::from(bits)).bits();
@@ -54,15 +60,23 @@ mod tests {
     #[test]
     fn strikes_as_often_as_its_rate_says() {
         let struck = |rate: f64, seed| {
-            let knocked = KnockOut { layer: 4, rate, seed };
+            let knocked = KnockOut { rate, seed, ..KnockOut::of(4) };
             (0..10_000).filter(|&p| knocked.strikes(p, &[0.5, p as f32]).is_some()).count()
         };
         assert_eq!((struck(0.0, 1), struck(1.0, 1)), (0, 10_000));
         // Six standard deviations of 10,000 draws at one in ten.
         assert!(struck(0.1, 1).abs_diff(1000) < 180);
-        let draws =
-            |seed| (0..64).map(move |p| KnockOut { layer: 2, rate: 0.5, seed }.strikes(p, &[]).is_some());
+        let draws = |seed| {
+            (0..64).map(move |p| KnockOut { rate: 0.5, seed, ..KnockOut::of(2) }.strikes(p, &[]).is_some())
+        };
         assert_ne!(draws(1).collect::<Vec<_>>(), draws(2).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn strikes_only_at_its_positions() {
+        let knocked = KnockOut { positions: [3, 5], ..KnockOut::of(4) };
+        let struck: Vec<i32> = (-1..8).filter(|&p| knocked.strikes(p, &[0.5]).is_some()).collect();
+        assert_eq!(struck, [3, 4]);
     }
 
     #[test]

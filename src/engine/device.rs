@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::bucket::{Prepared, RING};
 use crate::instrument::{Piece, Probe, Store, Tamper, edit_host, run_in_pieces, within};
 use crate::model::{CacheLayout, ModelStep};
-use crate::step::{Bytes, Graph, HostIo, Memory, Plan, Resident};
+use crate::step::{Bytes, Class, Graph, HostIo, Memory, Plan, Resident};
 
 /// Outputs that the host reads after a step beside the next tokens and their status, which it always reads.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -91,6 +91,18 @@ pub struct HostDevice<W, E> {
 }
 
 impl<W, E> HostDevice<W, E> {
+    /// Bytes that [`new`](Self::new) takes: pools, states, and for each step its arena and a ring of inputs and outputs.
+    #[must_use]
+    pub fn bytes(layout: &CacheLayout, steps: &[Prepared]) -> usize {
+        let pools = layout.pools().map(|p| p.pages.saturating_mul(p.page_bytes));
+        let states = layout.states().map(|s| s.slots.saturating_mul(s.len * 4));
+        let steps = steps.iter().map(|p| {
+            let io = p.step.graph.buffers.iter().filter(|b| matches!(b.class, Class::Input | Class::Output));
+            io.map(|b| b.bytes).sum::<usize>().saturating_mul(1 + RING).saturating_add(p.plan.arena_bytes)
+        });
+        pools.chain(states).chain(steps).fold(0, usize::saturating_add)
+    }
+
     /// Zeroed caches for `layout` and memory for each step.
     #[must_use]
     pub fn new(layout: &CacheLayout, steps: Vec<Prepared>, weights: W, run: RunStep<W, E>) -> Self {

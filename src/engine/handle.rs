@@ -123,6 +123,11 @@ pub enum StartError {
     Zero(&'static str),
     #[error("{what}: {size} cannot be numbered in the 31 bits that a step has for it")]
     TooLarge { what: &'static str, size: usize },
+    #[error(
+        "caches and steps take {bytes} bytes of memory, which this system does not give; take a smaller max_model_len, \
+         max_num_seqs or num_pages"
+    )]
+    Memory { bytes: usize },
     #[error("the engine thread could not be started: {0}")]
     Thread(#[from] std::io::Error),
     #[error("the worker threads could not be started: {0}")]

@@ -55,9 +55,15 @@ impl Engine {
         let (weights, registry) = ModelWeights::new(&checkpoint.config, config.max_positions());
         let layout = CacheLayout::new(&weights, config.numerics, config.cache_size());
         let steps = config.prepare(&weights, &layout)?;
+        type Host = HostDevice<cpu::Weights, cpu::ExecError>;
+        let bytes = Host::bytes(&layout, &steps);
+        // Asked for and given back: what follows would not fail in words.
+        if Vec::<u8>::new().try_reserve_exact(bytes).is_err() {
+            return Err(StartError::Memory { bytes }.into());
+        }
         let mut loaded: cpu::Weights = load(&registry, checkpoint)?.into_iter().collect();
         layers.iter().for_each(|layer| loaded.knock_out(*layer));
-        let device = HostDevice::new(&layout, steps, loaded, cpu::serial::run_step);
+        let device = Host::new(&layout, steps, loaded, cpu::serial::run_step);
         Ok(Self::start(config, layout, Box::new(device))?)
     }
 }

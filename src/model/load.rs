@@ -2,8 +2,10 @@
 
 use std::collections::HashMap;
 
+use rayon::prelude::*;
+
 use super::registry::{Entry, Registry, Source};
-use crate::checkpoint::{Checkpoint, IdTable, Matrix, Tensor};
+use crate::checkpoint::{Checkpoint, IdTable, Matrix, Tensor, TensorProblem};
 use crate::step::WeightId;
 
 /// One weight, ready for an executor to take.
@@ -27,15 +29,19 @@ pub enum LoadError {
     Shape { weight: String, expected: [usize; 2], found: [usize; 2] },
     #[error("{0} is not of the kind of tensor that its weight needs")]
     Kind(String),
+    #[error(transparent)]
+    Value(#[from] TensorProblem),
 }
 
-/// Finds every weight of `registry` in a checkpoint.
+/// Finds every weight of `registry` in a checkpoint, and refuses elements that are no finite numbers.
 ///
 /// # Errors
 /// The first [`LoadError`].
 pub fn load(registry: &Registry, checkpoint: &Checkpoint) -> Result<Vec<(WeightId, Loaded)>, LoadError> {
     let items = checkpoint.items.iter().map(|item| (item.spec.name.as_str(), &item.tensor)).collect();
-    registry.entries.iter().map(|entry| Ok((entry.weight.id, resolve(entry, &items)?))).collect()
+    let weights: Vec<_> =
+        registry.entries.par_iter().map(|entry| Ok((entry.weight.id, resolve(entry, &items)?))).collect();
+    weights.into_iter().collect()
 }
 
 fn resolve(entry: &Entry, items: &HashMap<&str, &Tensor>) -> Result<Loaded, LoadError> {
@@ -45,7 +51,7 @@ fn resolve(entry: &Entry, items: &HashMap<&str, &Tensor>) -> Result<Loaded, Load
     match &entry.source {
         Source::Stack(names) => {
             let part = |name: &String| match find(name)? {
-                Tensor::Matrix(matrix) => Ok(matrix),
+                Tensor::Matrix(matrix) => finite(matrix),
                 _ => Err(kind(name)),
             };
             let parts = names.iter().map(part).collect::<Result<Vec<_>, _>>()?;
@@ -61,7 +67,7 @@ fn resolve(entry: &Entry, items: &HashMap<&str, &Tensor>) -> Result<Loaded, Load
                     (vector.values.to_vec(), [vector.values.len() / cols.max(1), cols])
                 }
                 Tensor::Matrix(matrix) => {
-                    let mut values = vec![0.0; matrix.rows * matrix.cols];
+                    let mut values = vec![0.0; finite(matrix)?.rows * matrix.cols];
                     matrix.decode_rows(0..matrix.rows, &mut values);
                     (values, [matrix.rows, matrix.cols])
                 }
@@ -81,6 +87,11 @@ fn resolve(entry: &Entry, items: &HashMap<&str, &Tensor>) -> Result<Loaded, Load
     }
 }
 
+/// Read once here, where all of a weight is about to be used: one bad element would show as logits that are no numbers.
+fn finite(matrix: &Matrix) -> Result<&Matrix, LoadError> {
+    matrix.not_finite().map_or(Ok(matrix), |problem| Err(problem.into()))
+}
+
 fn shape(entry: &Entry, found: [usize; 2]) -> Result<(), LoadError> {
     let weight = &entry.weight;
     let expected = [weight.rows, weight.cols];
@@ -95,6 +106,7 @@ fn shape(entry: &Entry, found: [usize; 2]) -> Result<(), LoadError> {
 mod tests {
     use super::*;
     use crate::checkpoint::synthetic;
+    use crate::model::ModelWeights;
 
     #[test]
     fn a_weight_of_another_shape_is_refused_even_with_as_many_elements() {
@@ -114,5 +126,27 @@ mod tests {
         let mut registry = Registry::default();
         registry.floats("norm.weight", 1, config.hidden_size - 1);
         assert!(matches!(load(&registry, &checkpoint), Err(LoadError::Shape { .. })));
+    }
+
+    #[test]
+    fn a_weight_with_an_element_that_is_no_number_is_refused_by_name() {
+        let config = synthetic::tiny_config();
+        let mut checkpoint = synthetic::checkpoint(&config, 1).unwrap();
+        let (_, registry) = ModelWeights::new(&config, 256);
+        assert!(load(&registry, &checkpoint).is_ok());
+        for name in ["embed.weight", "hc_head_fn", "layers.1.ffn.experts.2.w2.weight"] {
+            let item = checkpoint.items.iter_mut().find(|item| item.spec.name == name).unwrap();
+            let Tensor::Matrix(matrix) = &mut item.tensor else { panic!("{name}") };
+            let whole = matrix.clone();
+            let width = matrix.format.row_bytes(1);
+            let mut codes = matrix.parts[0].codes.to_vec();
+            // All ones is a NaN in every plain format.
+            codes[7 * width..8 * width].fill(0xff);
+            matrix.parts[0].codes = codes.into();
+            let refused = load(&registry, &checkpoint).unwrap_err().to_string();
+            assert_eq!(refused, format!("{name}: element 7 is NaN, expected a finite number"));
+            let item = checkpoint.items.iter_mut().find(|item| item.spec.name == name).unwrap();
+            item.tensor = Tensor::Matrix(whole);
+        }
     }
 }

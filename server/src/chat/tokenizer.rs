@@ -3,11 +3,15 @@
 //! Two tokenizers come from one file. The plain one has no added tokens and encodes what comes from outside; the full
 //! one encodes raw prompts of the completions route, where the client is meant to spell control tokens itself.
 
+use flashlane::checkpoint::ModelConfig;
 use serde_json::Value;
 use tokenizers::Tokenizer;
 
 use super::layout::Piece;
 use super::{Control, Utf8Stream};
+
+/// Ids that a table is made for; no model has nearly as many.
+const MAX_VOCAB: usize = 1 << 24;
 
 #[derive(Debug, thiserror::Error)]
 pub enum TokenizerError {
@@ -25,6 +29,14 @@ pub enum TokenizerError {
     WrongId { token: String, expected: u64, found: u32 },
     #[error("tokenizer.json: vocabulary: token {id} ({token:?}) is not spelled in byte-level characters")]
     BadSpelling { id: u32, token: String },
+    #[error(
+        "tokenizer.json: vocabulary: token {token:?} has id {id}, but config.json has a vocab_size of {vocab_size}"
+    )]
+    BeyondVocabulary { id: u32, token: String, vocab_size: usize },
+    #[error(
+        "tokenizer.json: the control token {control:?} has id {found}, but config.json has {key} {expected}"
+    )]
+    OtherControl { control: Control, found: u32, key: &'static str, expected: u32 },
 }
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -85,6 +97,29 @@ impl ChatTokenizer {
             .collect::<Result<_, _>>()?;
         let entries = entries(&full)?;
         Ok(Self { full, plain, entries, controls })
+    }
+
+    /// As [`from_bytes`](Self::from_bytes), for a model of this configuration.
+    ///
+    /// # Errors
+    /// Also when an id is none of the model's vocabulary, or the two disagree where a text begins or ends.
+    pub fn for_model(json: &[u8], config: &ModelConfig) -> Result<Self, TokenizerError> {
+        let tokenizer = Self::from_bytes(json)?;
+        let largest = tokenizer.full.get_vocab(true).into_iter().max_by_key(|(_, id)| *id);
+        if let Some((token, id)) = largest.filter(|(_, id)| *id as usize >= config.vocab_size) {
+            return Err(TokenizerError::BeyondVocabulary { id, token, vocab_size: config.vocab_size });
+        }
+        let ends = [
+            (Control::Bos, "bos_token_id", config.bos_token_id),
+            (Control::Eos, "eos_token_id", config.eos_token_id),
+        ];
+        for (control, key, expected) in ends {
+            let found = tokenizer.id(control);
+            if found != expected {
+                return Err(TokenizerError::OtherControl { control, found, key, expected });
+            }
+        }
+        Ok(tokenizer)
     }
 
     pub fn id(&self, control: Control) -> u32 {
@@ -236,6 +271,12 @@ fn entries(full: &Tokenizer) -> Result<Vec<Option<Entry>>, TokenizerError> {
     let byte_of = byte_level_alphabet();
     let vocab = full.get_vocab(true);
     let size = vocab.values().max().map_or(0, |max| *max as usize + 1);
+    if size > MAX_VOCAB {
+        return Err(TokenizerError::Format(format!(
+            "vocabulary: the largest id is {}, expected one below {MAX_VOCAB}",
+            size - 1
+        )));
+    }
     let mut entries: Vec<Option<Entry>> = std::iter::repeat_with(|| None).take(size).collect();
     for (token, id) in vocab {
         let entry = match added.get(&id) {

@@ -1,6 +1,6 @@
 //! Which items are measured, and the bars that they must meet.
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 
 use crate::sessions::Script;
 use crate::tasks::items::{Kind, Shape};
@@ -56,10 +56,25 @@ pub fn suites(lexicon: &Lexicon, seed: u64, count: usize) -> Result<Vec<Suite>> 
     Ok(suites)
 }
 
-/// Codes of boxes in contexts long enough that most lie beyond the window.
-pub(super) fn recalls(lexicon: &Lexicon, seed: u64, count: usize) -> Result<Suite> {
-    let shapes = (0..count).map(|i| shape(Kind::Recall, 400 + 20 * (i % 20), 1));
-    suite(lexicon, seed, "recall", shapes, None, 0)
+/// Needles whose prompts have exactly `prompt` tokens and whose values at most `characters`.
+pub(super) fn needles(
+    lexicon: &Lexicon,
+    seed: u64,
+    count: usize,
+    prompt: usize,
+    characters: usize,
+) -> Result<Suite> {
+    // A fifth of all values has four characters, the fewest.
+    let all =
+        (0..16 * count as u64).map(|index| Script::new(lexicon, shape(Kind::Needle, prompt, 1), seed, index));
+    let fits = |script: &Script| {
+        // The token that ends the answer is none of the value's.
+        script.turns.first().is_some_and(|turn| turn.start == prompt && turn.ids.len() <= characters + 1)
+    };
+    let fitting = all.filter(|script| script.as_ref().map_or(true, fits)).take(count);
+    let scripts: Vec<Script> = fitting.collect::<Result<_>>()?;
+    ensure!(scripts.len() == count, "{} needles of {prompt} tokens found, expected {count}", scripts.len());
+    Ok(Suite { name: "needle", scripts, bar: None, compared: 0, lengths: Vec::new() })
 }
 
 fn shape(kind: Kind, ctx: usize, rounds: usize) -> Shape {

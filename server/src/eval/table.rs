@@ -31,6 +31,9 @@ pub struct Table {
 pub struct Row {
     pub name: &'static str,
     pub right: Proportion,
+    /// Of the items that ask for a code or value with the same character twice in a row, if there are any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub doubled: Option<Proportion>,
     pub bar: Option<f64>,
     pub verdict: Option<Verdict>,
     /// The prompt length with most misses, and how many they are.
@@ -64,6 +67,10 @@ impl Table {
     /// Adds the sessions of a suite.
     pub fn push(&mut self, suite: &Suite, sessions: &[Session]) {
         let right = Proportion::new(sessions.iter().filter(|s| s.right()).count(), sessions.len());
+        let doubled = suite.scripts.iter().zip(sessions).filter(|(script, _)| script.doubled());
+        let doubled: Vec<bool> = doubled.map(|(_, session)| session.right()).collect();
+        let doubled = (!doubled.is_empty())
+            .then(|| Proportion::new(doubled.iter().filter(|right| **right).count(), doubled.len()));
         let worst_length = worst_length(&suite.lengths, sessions);
         let verdict = suite.bar.map(|bar| match right {
             _ if worst_length.is_some_and(|(_, misses)| misses > MISSES_OF_A_LENGTH) => Verdict::Missed,
@@ -72,7 +79,8 @@ impl Table {
             _ => Verdict::Missed,
         });
         let first_wrong = sessions.iter().find(|s| !s.right()).map(|s| s.index);
-        self.rows.push(Row { name: suite.name, right, bar: suite.bar, verdict, worst_length, first_wrong });
+        let (name, bar) = (suite.name, suite.bar);
+        self.rows.push(Row { name, right, doubled, bar, verdict, worst_length, first_wrong });
         let broken = sessions.iter().filter(|s| s.frame_error()).count();
         self.frame_errors =
             Proportion::new(self.frame_errors.count + broken, self.frame_errors.of + sessions.len());
@@ -107,6 +115,10 @@ impl Table {
                 "{}",
                 row.first_wrong.map_or_else(String::new, |index| format!(", first wrong: {index}"))
             )?;
+            if let Some(doubled) = row.doubled {
+                write_proportion("  doubled", &doubled, out)?;
+                writeln!(out, " {:>7} the same character twice in a row", "-")?;
+            }
         }
         write_proportion("frame errors", &self.frame_errors, out)?;
         writeln!(out, " {:>7}", "0")?;

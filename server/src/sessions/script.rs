@@ -1,5 +1,7 @@
 //! An item as the requests of a client, with what each must be answered.
 
+use std::collections::HashMap;
+
 use anyhow::{Context, Result};
 use serde_json::{Map, Value, json};
 
@@ -87,6 +89,17 @@ impl Script {
         body
     }
 
+    /// A code or value that the item asks for has the same character twice in a row.
+    pub fn doubled(&self) -> bool {
+        let value = |kind| matches!(kind, SpanKind::Recall | SpanKind::Trail | SpanKind::CallCode);
+        let tokens: HashMap<usize, u32> =
+            self.turns.iter().flat_map(|turn| (turn.start..).zip(turn.ids.iter().copied())).collect();
+        let spans = self.spans.iter().filter(|span| value(span.kind));
+        spans.flat_map(|span| span.range.clone().skip(1)).any(|position| {
+            tokens.contains_key(&position) && tokens.get(&position) == tokens.get(&(position - 1))
+        })
+    }
+
     /// What the token at this position is, in a sequence where all before it was said as expected.
     pub fn place(&self, position: usize) -> Option<Place> {
         let span = self.spans.iter().find(|span| span.range.contains(&position))?;
@@ -111,4 +124,29 @@ fn expected(turn: &Value, ids: &[u16]) -> Result<Expected> {
         call,
         content: turn["content"].as_str().unwrap_or_default().to_owned(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Script;
+    use crate::tasks::items::{Kind, Shape};
+    use crate::tasks::lexicon::Lexicon;
+
+    #[test]
+    fn doubled_characters_are_found() {
+        let lexicon = Lexicon::load().unwrap();
+        let mut doubled = 0;
+        for index in 0..200 {
+            let shape = Shape { kind: Kind::Recall, ctx: 100, rounds: 1, thinking: false };
+            let script = Script::new(&lexicon, shape, 5, index).unwrap();
+            let code: Vec<char> = script.turns[0].content.chars().collect();
+            assert_eq!(script.doubled(), code.windows(2).any(|pair| pair[0] == pair[1]), "{code:?}");
+            doubled += usize::from(script.doubled());
+        }
+        // Five pairs on average, each the same in 1 of 36 cases: 26, within four standard deviations.
+        assert!((8..=45).contains(&doubled), "{doubled}");
+        let walk = Shape { kind: Kind::Walk, ctx: 300, rounds: 3, thinking: false };
+        let walks = (0..40).map(|index| Script::new(&lexicon, walk, 5, index).unwrap());
+        assert!((5..=30).contains(&walks.filter(Script::doubled).count()));
+    }
 }

@@ -210,6 +210,8 @@ fn flags(args: &StressArgs) -> Vec<OsString> {
     flag("--graph", Some(name(model.graph)));
     flag("--schedule", Some(name(model.schedule)));
     flag("--pdl", Some(name(model.pdl)));
+    flag("--index-reader", Some(name(model.index_reader)));
+    flag("--decode-buckets", text(&model.decode_buckets));
     flag("--canary", model.instruments.canary.and_then(|mib| text(&mib)));
     flag("--diff-every", model.instruments.diff_every.and_then(|n| text(&n)));
     flag("--inject", model.instruments.inject.and_then(|fault| text(&fault)));
@@ -248,7 +250,7 @@ mod tests {
     fn a_child_gets_the_same_arguments() {
         let words = "stress --sessions 3 --rounds 2 --ctx 99 --max-tokens 17 --concurrency 5 --timeout 9 --seed 4 --order-seed 6 \
                      --unsafe-run-mutant dropped-join --delay-us 70 --model /m --max-model-len 512 --num-pages 40 --index-k fp4 \
-                     --kv-cache-dtype bf16 --rounding off --device cuda:1 --graph off --schedule serial --pdl off --canary 3 \
+                     --kv-cache-dtype bf16 --rounding off --device cuda:1 --graph off --schedule serial --pdl off --index-reader simple --decode-buckets 2,6 --canary 3 \
                      --diff-every 7 --threads 2 --inject row:seed=2,layer=1,rate=0.5 --play-only";
         let args = parsed(&words.split_whitespace().map(str::to_owned).collect::<Vec<_>>());
         let words: Vec<String> = flags(&args).into_iter().map(|word| word.into_string().unwrap()).collect();

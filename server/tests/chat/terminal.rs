@@ -9,7 +9,7 @@ use flashlane_server::engine::Loaded;
 use flashlane_server::http::Defaults;
 use flashlane_server::terminal::{Session, converse};
 
-use crate::support::{Scripted, ids, tokenizer_json};
+use crate::support::{Scripted, ids, tokenizer};
 
 fn talk(engine: Scripted, thinking: bool, input: &str) -> (String, Arc<Scripted>) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
@@ -18,9 +18,9 @@ fn talk(engine: Scripted, thinking: bool, input: &str) -> (String, Arc<Scripted>
         panic!("chat")
     };
     let engine = Arc::new(engine);
-    let json = tokenizer_json().to_string();
+    let tokenizer = tokenizer();
     let defaults = Defaults { thinking, ..Defaults::default() };
-    let loaded = Loaded::new(engine.clone(), json.as_bytes(), "tiny".into(), defaults, &args.model).unwrap();
+    let loaded = Loaded::new(engine.clone(), tokenizer, "tiny".into(), defaults, &args.model);
     let mut out = Vec::new();
     converse(&runtime, Session::new(loaded, &args), &mut input.as_bytes(), &mut out).unwrap();
     (String::from_utf8(out).unwrap(), engine)

@@ -1,5 +1,6 @@
 //! The tokenizer: what may form control tokens, what may not, and which files are refused.
 
+use flashlane::checkpoint::ModelConfig;
 use flashlane_server::chat::{ChatTokenizer, Control, EncodeError, Pieces, Symbol, TokenizerError};
 use serde_json::{Value, json};
 
@@ -63,4 +64,26 @@ fn files_that_cannot_encode_chat_are_refused_in_words() {
         let error = result.unwrap_err().to_string();
         assert!(error.contains(words), "{name}: {error}");
     }
+}
+
+#[test]
+fn a_tokenizer_of_another_model_is_refused() {
+    let json = include_bytes!("../../../models/tiny/tokenizer.json");
+    let of = |edit: &dyn Fn(&mut Value)| {
+        let mut config: Value =
+            serde_json::from_slice(include_bytes!("../../../models/tiny/config.json")).unwrap();
+        edit(&mut config);
+        let (config, _) = ModelConfig::from_json(config.to_string().as_bytes()).unwrap();
+        ChatTokenizer::for_model(json, &config)
+            .map(|tokenizer| tokenizer.vocab_size())
+            .map_err(|e| e.to_string())
+    };
+    assert_eq!(of(&|_| ()), Ok(1088));
+    assert_eq!(of(&|config| config["vocab_size"] = json!(1089)), Ok(1088));
+    let small = of(&|config| config["vocab_size"] = json!(1087)).unwrap_err();
+    assert!(small.contains("has id 1087, but config.json has a vocab_size of 1087"), "{small}");
+    let end = of(&|config| config["eos_token_id"] = json!(7)).unwrap_err();
+    assert!(end.contains("Eos has id 1, but config.json has eos_token_id 7"), "{end}");
+    let far = load(|file| file["model"]["vocab"]["a"] = json!(u32::MAX)).unwrap_err().to_string();
+    assert!(far.contains("the largest id is 4294967295"), "{far}");
 }

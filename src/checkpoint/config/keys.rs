@@ -17,6 +17,7 @@ impl Keys<'_> {
     pub(super) fn read(&self) -> Result<ModelConfig, CheckpointError> {
         let num_hidden_layers = self.dim("num_hidden_layers")?;
         let (compress_ratios, extra) = self.compress_ratios(num_hidden_layers)?;
+        let extra = self.draft_layers()?.map_or(extra, |draft| draft.min(extra));
         Ok(ModelConfig {
             hidden_size: self.dim("hidden_size")?,
             num_hidden_layers,
@@ -67,12 +68,12 @@ impl Keys<'_> {
     fn number(&self, key: &str) -> Result<f64, CheckpointError> {
         let value = self.get(key)?;
         let n = value.as_f64().filter(|n| (0.0..=f64::from(f32::MAX)).contains(n));
-        n.ok_or_else(|| error(key, format!("must be a number not below 0, found {value}")))
+        n.ok_or_else(|| error(key, format!("must be a number in 0..={:e}, found {value}", f32::MAX)))
     }
 
     fn positive(&self, key: &str) -> Result<f64, CheckpointError> {
         let n = self.number(key)?;
-        ensure(n as f32 > 0.0, key, || format!("must be above 0, found {n}")).map(|()| n)
+        ensure(n as f32 > 0.0, key, || format!("must be above 0 as an f32, found {n:e}")).map(|()| n)
     }
 
     fn token(&self, key: &str) -> Result<u32, CheckpointError> {
@@ -111,12 +112,15 @@ impl Keys<'_> {
         kinds.iter().map(ratio).collect()
     }
 
+    /// If the file says how many there are, further layers in its tensors are none of them.
+    fn draft_layers(&self) -> Result<Option<usize>, CheckpointError> {
+        let value = self.object.get("num_nextn_predict_layers").filter(|value| !value.is_null());
+        value.map(|value| count("num_nextn_predict_layers", value)).transpose()
+    }
+
     fn hash_layers(&self) -> Result<usize, CheckpointError> {
         if let Some(value) = self.object.get("num_hash_layers") {
-            let n = value.as_u64().filter(|n| *n <= MAX_DIM);
-            return n.map(|n| n as usize).ok_or_else(|| {
-                error("num_hash_layers", format!("must be an integer not below 0, found {value}"))
-            });
+            return count("num_hash_layers", value);
         }
         const KEY: &str = "mlp_layer_types";
         if !self.object.contains_key(KEY) {
@@ -186,15 +190,25 @@ fn yarn(key: &str, value: &Map<String, Value>) -> Result<Yarn, CheckpointError> 
     })
 }
 
+fn count(key: &str, value: &Value) -> Result<usize, CheckpointError> {
+    let n = value.as_u64().filter(|n| *n <= MAX_DIM);
+    n.map(|n| n as usize)
+        .ok_or_else(|| error(key, format!("must be an integer in 0..={MAX_DIM}, found {value}")))
+}
+
 fn error(key: &str, problem: String) -> CheckpointError {
     CheckpointError::Config { key: key.to_owned(), problem }
 }
 
 /// Refuses other models by name.
 pub(super) fn check_architecture(object: &Map<String, Value>) -> Result<(), CheckpointError> {
-    let text = |v: Option<&Value>| v.and_then(Value::as_str).map(str::to_owned);
-    let model_type = text(object.get("model_type"));
-    let class = text(object.get("architectures").and_then(|a| a.get(0)));
+    let text = |key: &str, of: fn(&Value) -> Option<&Value>, expected: &str| {
+        let Some(found) = object.get(key).filter(|value| !value.is_null()) else { return Ok(None) };
+        let text = of(found).and_then(Value::as_str).map(str::to_owned);
+        text.map(Some).ok_or_else(|| error(key, format!("must be {expected}, found {found}")))
+    };
+    let model_type = text("model_type", |found| Some(found), "a string")?;
+    let class = text("architectures", |found| found.get(0), "a list of strings")?;
     match (model_type.as_deref(), class.as_deref()) {
         (Some("deepseek_v4"), None | Some("DeepseekV4ForCausalLM"))
         | (None, Some("DeepseekV4ForCausalLM")) => Ok(()),

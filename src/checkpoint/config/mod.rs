@@ -197,6 +197,16 @@ impl ModelConfig {
             ("num_experts_per_tok", self.num_experts_per_tok, self.n_routed_experts, "n_routed_experts"),
             ("num_hash_layers", self.num_hash_layers, self.num_hidden_layers, "num_hidden_layers"),
         ];
+        // What lists, memory and time of a step grow with before any tensor's shape is looked at.
+        let most = [
+            ("num_hidden_layers", self.num_hidden_layers, 1024),
+            ("num_hidden_layers * n_routed_experts", self.num_hidden_layers * self.n_routed_experts, 1 << 17),
+            ("index_topk", self.index_topk, 16384),
+            ("hc_sinkhorn_iters", self.hc_sinkhorn_iters, 1000),
+        ];
+        for (key, found, limit) in most {
+            ensure(found <= limit, key, || format!("must be at most {limit}, found {found}"))?;
+        }
         for (key, found, limit, of) in ranges {
             ensure(found <= limit, key, || format!("must be at most {of} ({limit}), found {found}"))?;
         }

@@ -60,7 +60,35 @@ fn each_bad_value_is_named() {
         ("compress_ratios", json!("x"), "compress_ratios must be a list of integers, found \"x\""),
         ("compress_ratios", Value::Null, "compress_ratios is missing"),
         ("rms_norm_eps", json!(0), "rms_norm_eps must be above 0"),
-        ("rms_norm_eps", json!([]), "rms_norm_eps must be a number not below 0, found []"),
+        ("rms_norm_eps", json!(1e-300), "rms_norm_eps must be above 0 as an f32, found 1e-300"),
+        ("rms_norm_eps", json!([]), "rms_norm_eps must be a number in 0..=3.4028235e38, found []"),
+        ("rope_theta", json!(1e300), "rope_theta must be a number in 0..=3.4028235e38, found 1e+300"),
+        ("num_hidden_layers", json!(0), "num_hidden_layers must be an integer in 1..=16777216, found 0"),
+        (
+            "num_hidden_layers",
+            json!(1e9),
+            "num_hidden_layers must be an integer in 1..=16777216, found 1000000000",
+        ),
+        (
+            "n_routed_experts",
+            json!(1 << 24),
+            "num_hidden_layers * n_routed_experts must be at most 131072, found 50331648",
+        ),
+        ("index_topk", json!(1 << 24), "index_topk must be at most 16384, found 16777216"),
+        ("hc_sinkhorn_iters", json!(1 << 24), "hc_sinkhorn_iters must be at most 1000, found 16777216"),
+        (
+            "architectures",
+            json!("DeepseekV4ForCausalLM"),
+            "architectures must be a list of strings, found \"Deep",
+        ),
+        (
+            "num_nextn_predict_layers",
+            json!(-1),
+            "num_nextn_predict_layers must be an integer in 0..=16777216, found -1",
+        ),
+        ("num_hash_layers", json!(1.5), "num_hash_layers must be an integer in 0..=16777216, found 1.5"),
+        ("architectures", json!([4]), "architectures must be a list of strings, found [4]"),
+        ("model_type", json!(4), "model_type must be a string, found 4"),
         ("scoring_func", json!("softmax"), "scoring_func must be \"sqrtsoftplus\", found \"softmax\""),
         ("tie_word_embeddings", json!(true), "tie_word_embeddings must be false, found true"),
         ("rope_scaling", json!({"type": "linear"}), "rope_scaling must be of type yarn"),
@@ -82,6 +110,13 @@ fn each_bad_value_is_named() {
         let found = with(key, value).unwrap_err();
         assert!(found.contains(expected), "{found:?} lacks {expected:?}");
     }
+}
+
+#[test]
+fn entries_beyond_the_trunk_are_draft_layers_only_if_there_are_any() {
+    assert_eq!(with("num_nextn_predict_layers", json!(0)).unwrap().num_draft_layers, 0);
+    assert_eq!(with("num_nextn_predict_layers", json!(5)).unwrap().num_draft_layers, 1);
+    assert_eq!(with("num_nextn_predict_layers", Value::Null).unwrap().num_draft_layers, 1);
 }
 
 #[test]

@@ -10,6 +10,7 @@ mod stored;
 mod tests;
 
 use std::collections::HashMap;
+use std::ops::ControlFlow;
 use std::path::Path;
 
 use serde_json::{Map, Value, json};
@@ -74,7 +75,7 @@ pub struct Progress<'a> {
     pub total: u64,
 }
 
-/// Converts the checkpoint in `input` into the new directory `output`.
+/// Converts the checkpoint in `input` into the new directory `output`. `progress` is told of each tensor, and may break off.
 ///
 /// # Errors
 /// [`CheckpointError`]; `output` must not exist, and does not afterwards if this fails.
@@ -82,7 +83,7 @@ pub fn quantize(
     input: &Path,
     output: &Path,
     options: &QuantizeOptions,
-    mut progress: impl FnMut(Progress<'_>),
+    mut progress: impl FnMut(Progress<'_>) -> ControlFlow<()>,
 ) -> Result<(), CheckpointError> {
     if output.exists() {
         return Err(CheckpointError::Quantize(format!("{} exists already", output.display())));
@@ -141,7 +142,7 @@ impl<'a> Job<'a> {
     fn write_shards(
         &self,
         dir: &Path,
-        progress: &mut dyn FnMut(Progress<'_>),
+        progress: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
     ) -> Result<(), CheckpointError> {
         let shards = self.plan();
         let total = shards.iter().flatten().map(|(_, bytes)| bytes).sum();
@@ -153,7 +154,11 @@ impl<'a> Job<'a> {
             };
             let mut blobs = Vec::new();
             for (item, bytes) in shard {
-                progress(Progress { tensor: &item.spec.name, done, total });
+                if progress(Progress { tensor: &item.spec.name, done, total }).is_break() {
+                    return Err(CheckpointError::Quantize(
+                        "interrupted; nothing is left of the output".into(),
+                    ));
+                }
                 blobs.extend(self.convert(item)?);
                 done += bytes;
             }
@@ -176,6 +181,9 @@ impl<'a> Job<'a> {
                 Ok(vec![Blob::new(spec.name.clone(), dtype(v.format), &spec.shape, v.data.clone())])
             }
             Tensor::Matrix(matrix) => {
+                if let Some(problem) = matrix.not_finite() {
+                    return Err(CheckpointError::Tensors(vec![problem]));
+                }
                 let converted = match self.options.target(item) {
                     None => Stored::copy(matrix),
                     Some(target) => self.requantize(matrix, target),

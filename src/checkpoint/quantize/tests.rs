@@ -18,7 +18,7 @@ fn workspace() -> tempfile::TempDir {
 }
 
 fn convert(dir: &Path, from: &str, to: &str, options: &QuantizeOptions) -> Checkpoint {
-    quantize(&dir.join(from), &dir.join(to), options, |_| ()).unwrap();
+    quantize(&dir.join(from), &dir.join(to), options, |_| ControlFlow::Continue(())).unwrap();
     Checkpoint::open(&dir.join(to)).unwrap()
 }
 
@@ -154,8 +154,11 @@ fn config_and_companions_are_written() {
 fn progress_covers_every_byte() {
     let dir = workspace();
     let mut seen = Vec::new();
-    quantize(&dir.path().join("in"), &dir.path().join("out"), &NVFP4_FP8, |p| seen.push((p.done, p.total)))
-        .unwrap();
+    quantize(&dir.path().join("in"), &dir.path().join("out"), &NVFP4_FP8, |p| {
+        seen.push((p.done, p.total));
+        ControlFlow::Continue(())
+    })
+    .unwrap();
     assert_eq!(seen.len(), crate::checkpoint::specs(&tiny_config()).len());
     assert!(seen[0].0 == 0 && seen.windows(2).all(|w| w[0].0 < w[1].0 && w[0].1 == w[1].1));
     let (done, total) = seen[seen.len() - 1];
@@ -176,7 +179,7 @@ fn listing(dir: &Path) -> Vec<String> {
 fn an_interrupted_conversion_leaves_nothing_that_looks_finished() {
     let dir = workspace();
     let (input, output) = (dir.path().join("in"), dir.path().join("out"));
-    let run = || {
+    let run = |panics| {
         quantize(&input, &output, &QuantizeOptions { shard_bytes: 100_000, ..NVFP4_FP8 }, |p| {
             if p.done * 2 > p.total {
                 let names = listing(dir.path());
@@ -184,29 +187,51 @@ fn an_interrupted_conversion_leaves_nothing_that_looks_finished() {
                 assert!(!listing(&dir.path().join(staging)).is_empty(), "shards were written");
                 assert!(Checkpoint::open(&dir.path().join(staging)).is_err());
                 assert!(!output.exists());
-                std::panic::resume_unwind(Box::new("interrupted"));
+                if panics {
+                    std::panic::resume_unwind(Box::new("interrupted"));
+                }
+                return ControlFlow::Break(());
             }
+            ControlFlow::Continue(())
         })
     };
-    let panic = catch_unwind(AssertUnwindSafe(run)).unwrap_err();
+    let panic = catch_unwind(AssertUnwindSafe(|| run(true))).unwrap_err();
     assert_eq!(panic.downcast_ref::<&str>(), Some(&"interrupted"));
+    assert_eq!(listing(dir.path()), ["in"]);
+    assert!(run(false).unwrap_err().to_string().starts_with("interrupted"));
     assert_eq!(listing(dir.path()), ["in"]);
 }
 
 #[test]
 fn an_existing_output_and_a_bad_input_are_refused() {
     let dir = workspace();
-    let refused = quantize(&dir.path().join("in"), &dir.path().join("in"), &NVFP4_FP8, |_| ()).unwrap_err();
+    let refused =
+        quantize(&dir.path().join("in"), &dir.path().join("in"), &NVFP4_FP8, |_| ControlFlow::Continue(()))
+            .unwrap_err();
     assert!(refused.to_string().ends_with("in exists already"));
-    assert!(quantize(&dir.path().join("none"), &dir.path().join("out"), &NVFP4_FP8, |_| ()).is_err());
+    assert!(
+        quantize(
+            &dir.path().join("none"),
+            &dir.path().join("out"),
+            &NVFP4_FP8,
+            |_| ControlFlow::Continue(())
+        )
+        .is_err()
+    );
     assert_eq!(listing(dir.path()), ["in"]);
 }
 
 #[test]
 fn nan_weights_are_refused_and_nothing_remains() {
     let dir = workspace();
-    overwrite(dir.path(), "layers.1.attn.wo_b.weight", half::bf16::NAN);
-    let refused = quantize(&dir.path().join("in"), &dir.path().join("out"), &NVFP4_FP8, |_| ()).unwrap_err();
-    assert_eq!(refused.to_string(), "layers.1.attn.wo_b.scale: scale 0 is not a finite number from 0 up");
-    assert_eq!(listing(dir.path()), ["in"]);
+    // One that is converted, and one that is copied.
+    for name in ["layers.1.attn.wo_b.weight", "embed.weight"] {
+        overwrite(dir.path(), name, half::bf16::NAN);
+        let refused = quantize(&dir.path().join("in"), &dir.path().join("out"), &NVFP4_FP8, |_| {
+            ControlFlow::Continue(())
+        })
+        .unwrap_err();
+        assert_eq!(refused.to_string(), format!("{name}: element 0 is NaN, expected a finite number"));
+        assert_eq!(listing(dir.path()), ["in"]);
+    }
 }
