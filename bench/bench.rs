@@ -30,6 +30,9 @@ pub(crate) struct Bench {
     /// With the readable kernel, where there are two.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "a choice of GPUs"))]
     pub(crate) simple: bool,
+    /// Launches of a graph, where it is not the bytes that they move that decide.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "a choice of GPUs"))]
+    pub(crate) launches: Option<usize>,
     /// A case of so many rows, with so many nodes over operands of their own. Its first row does not depend on either.
     build: Box<dyn Fn(usize, usize) -> Case>,
     first_row: Option<Box<dyn Fn() -> Case>>,
@@ -64,6 +67,7 @@ impl Bench {
             bytes: 0,
             flops: 0,
             simple: false,
+            launches: None,
             build: Box::new(build),
             first_row: None,
         }
@@ -76,6 +80,11 @@ impl Bench {
 
     pub(crate) fn with_the_simple_kernel(self) -> Self {
         Self { simple: true, ..self }
+    }
+
+    /// With as many launches a graph as `tools/rivals` has of the same shape: what it takes to start a graph is shared by them.
+    pub(crate) fn launched(self, launches: usize) -> Self {
+        Self { launches: Some(launches), ..self }
     }
 
     /// `build` makes a smaller case of the first row, with the same buffers and outputs.

@@ -28,7 +28,7 @@ use crate::{OPS, canary, check, hyper, linear, nvfp4, rmsnorm};
 const HIDDEN: usize = 4096;
 /// Rows of 8 KiB that are read to clear the cache: 256 MiB.
 const CLEARING: usize = 32 << 10;
-/// Launches of a graph are as many as move these bytes, within limits.
+/// Launches of a graph are as many as move these bytes, within limits, where a benchmark does not say how many.
 const MOVED: usize = 64 << 20;
 const MOST: usize = 8;
 /// Launches over the same operands.
@@ -150,7 +150,7 @@ impl Gpu {
         group.sampling_mode(SamplingMode::Flat);
         group.throughput(Throughput::BytesDecimal(bench.bytes as u64));
         let mut captured = None;
-        let launches = (MOVED / bench.bytes.max(1)).clamp(1, MOST);
+        let launches = bench.launches.unwrap_or((MOVED / bench.bytes.max(1)).clamp(1, MOST));
         let make = |gpu: &Self| Captured::checked(&gpu.backend, bench, launches);
         let mut one =
             |group: &mut BenchmarkGroup<'_, GpuTime>, figure: &str, time: fn(&mut Self, &Captured) -> f64| {

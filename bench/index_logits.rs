@@ -14,6 +14,10 @@ pub(crate) fn benches(at: At) -> Vec<Bench> {
     let shapes = at.pick(few, many);
     let of = |format| {
         let fast = shapes.iter().map(move |&shape| bench("index_logits_fast", format, shape, at));
+        // What `index_select` and `topk` have besides, to be compared.
+        let between = [(1, 8192), (8, 2048), (8, 8192), (64, 8192)].into_iter();
+        let between = between.filter(move |_| at != At::Cpu && format == IndexFormat::Fp8);
+        let fast = fast.chain(between.map(move |shape| bench("index_logits_fast", format, shape, at)));
         let simple = bench("index_logits_simple", format, (1, 32768), at).with_the_simple_kernel();
         fast.chain((at != At::Cpu).then_some(simple))
     };
@@ -50,6 +54,12 @@ fn bench(kernel: &'static str, format: IndexFormat, (batch, rows): (usize, usize
         },
     )
     .moves(bytes(format, batch, heads, rows) + 4 * batch * rows, 2 * batch * rows * heads * (INDEX_DIM + 1))
+    .launched(launches(batch, rows))
+}
+
+/// As `scores` of `tools/rivals` has it.
+pub(crate) fn launches(batch: usize, rows: usize) -> usize {
+    (4_000_000 / (batch * rows)).clamp(1, 8)
 }
 
 pub(crate) const SCALE: f32 = 0.011;

@@ -4,7 +4,7 @@ use flashlane::format::index_row::IndexFormat;
 use flashlane::ops::{INDEX_DIM, IndexSelect, Op};
 
 use crate::bench::{At, Bench};
-use crate::index_logits::{SCALE, Scores, bytes, heads};
+use crate::index_logits::{SCALE, Scores, bytes, heads, launches};
 use crate::support::Dtype;
 
 pub(crate) fn benches(at: At) -> Vec<Bench> {
@@ -32,4 +32,5 @@ fn bench(format: IndexFormat, (batch, rows, k): (usize, usize, usize), heads: us
         }));
     })
     .moves(bytes(format, batch, heads, rows) + 4 * batch * k, 2 * batch * rows * heads * (INDEX_DIM + 1))
+    .launched(launches(batch, rows))
 }

@@ -19,4 +19,5 @@ fn bench((batch, width, k): (usize, usize, usize)) -> Bench {
         case.op(Op::TopK(TopK { tokens, logits, width, selected, k }));
     })
     .moves(4 * batch * (width + k), 0)
+    .launched((8_000_000 / (batch * width)).clamp(1, 8)) // As `tools/rivals` has it.
 }

@@ -1,15 +1,17 @@
 // index_logits: the score of every visible index key, sum_h scale w_h relu(q_h . key), keys read through a page table in
 // bf16, fp8 or fp4. Two readers: `simple`, one thread a row, and `fast`, on matrix instructions.
 //
-// Bytes: 256, 132 or 68 a row read and 4 written; 64 heads make 16 kFLOP a row, so that memory bounds bf16 and fp8, and the
-// matrix unit fp4. At 64 x 262,144 rows on an H200 3.9 TB/s in bf16, 3.0 in fp8 and 1.4 in fp4: 88, 67 and 31 % of what reads
+// Bytes: 256, 132 or 68 a row read and 4 written; 64 heads make 16 kFLOP a row, so that memory bounds bf16 and fp8, and
+// unpacking fp4. At 64 x 262,144 rows on an H200 4.2 TB/s in bf16, 3.9 in fp8 and 1.9 in fp4: 95, 88 and 43 % of what reads
 // alone reach there.
-// Notes on `fast`: (1) a block is a warpgroup and scores tiles of 64 rows; the tiles of all tokens stand in one line that is
-// cut evenly among a grid as large as the device holds, from the positions as they are on the device; (2) rows are the
-// left operand, in registers, by way of shared memory, in which some tiles are on their way while one is multiplied; the 64
-// heads are the columns, in shared memory as exact bf16; (3) relu, weights and the sum over heads
-// stay in registers; the sum has one order: by head in a lane, then over the four lanes of a row; (4) scales of fp4 are
-// inside the elements, of fp8 outside: the keys' on the sum, the query's on the weights, powers of two; (5) a row on a
+// Notes on `fast`: (1) a warpgroup scores tiles of 64 rows, a page each; the tiles of all tokens stand in one line that is
+// cut evenly among a grid as large as the device holds, from the positions as they are on the device, and a lone token's
+// are dealt out one by one; (2) the copy engine brings pages to shared memory, some tiles ahead, also those of the block's
+// next token; (3) rows are the left operand, in registers; the 64 heads are the columns, in shared memory; e4m3 is f16 there,
+// all else bf16, which is exact. The fp8 instructions of sm_90a are not used: they took 572 us where these take 589, but
+// their sums were up to 11 times as far off as rounding to f32 in every step allows; (4) relu, weights and the sum over heads
+// stay in registers; the sum has one order: by head in a lane, then over the four lanes of a row; (5) scales of fp4 are
+// inside the elements, of fp8 outside: the keys' on the sum, the query's on the weights, powers of two; (6) a row on a
 // masked page scores -inf; columns past the visible rows are not written.
 #include "index_logits.h"
 
@@ -17,17 +19,14 @@
 #include "common/order.h"
 #include "common/pdl.h"
 
-constexpr int kThreads = kGroupThreads;
+constexpr int kGroups = 2;
+constexpr int kThreads = kGroups * kGroupThreads;
 constexpr int kSimpleThreads = 256;
 
 namespace {
 
-// Tiles of keys on their way, per format. Elsewhere there is less shared memory for as many blocks.
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-constexpr int kDepths[] = {0, 1, 3, 4};
-#else
-constexpr int kDepths[] = {0, 1, 1, 2};
-#endif
+// Tiles of keys on their way, by format: 128 KB or more of them in the two blocks of a multiprocessor of sm_90.
+constexpr int kDepths[] = {0, 2, 4, 8};
 template <int kFormat>
 using Keys = Tiles<kFormat, kDepths[kFormat]>;
 
@@ -36,65 +35,92 @@ constexpr int kRingBytes =
     larger(Keys<kIndexBf16>::kRingBytes, larger(Keys<kIndexFp8>::kRingBytes, Keys<kIndexFp4>::kRingBytes));
 
 struct Shared {
+  uint8_t rings[kGroups][kRingBytes];
   Query query;
-  uint8_t ring[kRingBytes];
-  int token, tile;
-  int scratch[kThreads / kWarp];
+  Signals signals[kGroups];
+};
+static_assert(sizeof(Shared) == 88528, "as src/cuda/ops/index_logits.rs has it");
+
+// A block's part of the line of all tokens' tiles: where it begins, and of how many tiles it is.
+struct Part {
+  int token, tile, count;
 };
 
-FL_DEVICE int tiles_of_token(const IndexLogitsParams& p, int t) {
-  return t < p.tokens ? tiles_of(visible_keys(p.scores, t)) : 0;
+// Each warp by itself: a lane adds up the tiles of some tokens.
+FL_DEVICE Part find_part(const IndexLogitsParams& p) {
+  int each = (p.tokens + kWarp - 1) / kWarp, begin = lane_idx() * each, sum = 0, line;
+#pragma unroll 4
+  for (int t = begin; t < min(begin + each, p.tokens); ++t) sum += tiles_of(visible_keys(p.scores, t));
+  int from = warp_exclusive_sum(sum, line), share = (line + (int)gridDim.x - 1) / (int)gridDim.x;
+  int first = (int)blockIdx.x * share, count = min(share, line - first);
+  if (count <= 0) return Part{0, 0, 0};
+  int lane = __ffs((int)__ballot_sync(kFullMask, from <= first && first < from + sum)) - 1;
+  int token = lane * each, tile = first - __shfl_sync(kFullMask, from, lane);
+  for (int others; token < p.tokens && (others = tiles_of(visible_keys(p.scores, token))) <= tile; ++token) tile -= others;
+  return Part{token, tile, count};
 }
 
-// Cuts the line of all tokens' tiles; how many tiles are this block's, and in `s` where they begin.
-FL_DEVICE int find_part(const IndexLogitsParams& p, Shared& s) {
-  int total, mine = tiles_of_token(p, threadIdx.x), from = block_exclusive_sum<kThreads>(mine, total, s.scratch);
-  int line = total;
-  for (int start = kThreads; start < p.tokens; start += kThreads) {
-    int others;
-    block_exclusive_sum<kThreads>(tiles_of_token(p, start + (int)threadIdx.x), others, s.scratch);
-    line += others;
-  }
-  int part = (line + (int)gridDim.x - 1) / (int)gridDim.x, first = (int)blockIdx.x * part, left = min(part, line - first);
-  if (left <= 0) return 0;
-  for (int start = 0;;) {
-    if (from <= first && first < from + mine) s.token = start + (int)threadIdx.x, s.tile = first - from;
-    int before = total;
-    start += kThreads;
-    if (before > first || start >= p.tokens) break;
-    mine = tiles_of_token(p, start + (int)threadIdx.x);
-    from = before + block_exclusive_sum<kThreads>(mine, total, s.scratch);
-    total += before;
-  }
+// A lone token's tiles are dealt out one by one, so that page ids can be looked up before its length is known.
+template <int kFormat>
+FL_DEVICE void score_one(const IndexLogitsParams& p, Shared& s) {
+  int group = warp_idx() / 4, first = (int)(blockIdx.x + group * gridDim.x), stride = (int)(kGroups * gridDim.x);
+  QueryPart<kFormat, kThreads / kWarp> query(p.scores, 0);
+  Keys<kFormat> tiles(p.scores, 0, 0, first, stride, p.scores.keys.width, s.rings[group], s.signals[group]);
   __syncthreads();
-  return left;
+  tiles.start();
+  query.write(s.query);
+  __syncthreads();
+  int visible = visible_keys(p.scores, 0);
+  tiles.score(first, tiles_of(visible), visible, s.query, p.logits);
 }
 
 template <int kFormat>
 FL_DEVICE void score_part(const IndexLogitsParams& p, Shared& s) {
-  int left = find_part(p, s);
-  if (left == 0) return;
-  for (int t = s.token, tile = s.tile; left > 0 && t < p.tokens; ++t, tile = 0) {
-    int visible = visible_keys(p.scores, t), end = min(tiles_of(visible), tile + left);
-    if (tile >= end) continue;
-    Keys<kFormat> tiles(p.scores, t, tile, end, 1, visible, s.ring);
-    stage_query<kFormat, kThreads / kWarp>(p.scores, t, s.query);
+  Part part = find_part(p);
+  if (part.count == 0) return;
+  int group = warp_idx() / 4, count = (part.count - group + kGroups - 1) / kGroups;
+  // The warpgroup's next tile of token `t`, which may lie beyond it; and the block's first of that token.
+  int t = part.token, tile = part.tile + group, begin = part.tile;
+  QueryPart<kFormat, kThreads / kWarp> query(p.scores, t);
+  Keys<kFormat> tiles(p.scores, p.tokens, t, tile, kGroups, count, s.rings[group], s.signals[group]);
+  __syncthreads();
+  tiles.start();
+  for (int left = part.count;;) {
+    query.write(s.query);
     __syncthreads();
-    tiles.score(s.query, p.logits + t * (int64_t)p.scores.keys.width * p.scores.keys.page_rows);
-    left -= end - tile;
-    __syncthreads();
+    int visible = visible_keys(p.scores, t), all = tiles_of(visible), end = min(all, begin + left);
+    float* logits = p.logits + t * (int64_t)p.scores.keys.width * p.scores.keys.page_rows;
+    tile = tiles.score(tile, end, visible, s.query, logits) - all;
+    left -= end - begin, begin = 0;
+    do {
+      ++t;
+    } while (t < p.tokens && visible_keys(p.scores, t) == 0);
+    if (left <= 0 || t >= p.tokens) return;
+    query = QueryPart<kFormat, kThreads / kWarp>(p.scores, t);
+    __syncthreads();  // The query before it is done with.
+  }
+}
+
+template <int kFormat>
+FL_DEVICE void score_all(const IndexLogitsParams& p, Shared& s) {
+  if (p.tokens == 1) {
+    score_one<kFormat>(p, s);
+  } else {
+    score_part<kFormat>(p, s);
   }
 }
 
 }  // namespace
 
-FL_KERNEL_BLOCKS(kThreads, 4, index_logits_fast, IndexLogitsParams) {
-  __shared__ __align__(128) Shared s;
+FL_KERNEL_BLOCKS(kThreads, 2, index_logits_fast, IndexLogitsParams) {
+  FL_DYNAMIC_SHARED(shared);
+  Shared& s = *(Shared*)shared;
+  if (threadIdx.x == kWarp) make_signals(s.signals, kGroups);  // The first warp looks up pages meanwhile.
   pdl_wait();
   switch (p.scores.format) {
-    case kIndexBf16: return score_part<kIndexBf16>(p, s);
-    case kIndexFp8: return score_part<kIndexFp8>(p, s);
-    default: return score_part<kIndexFp4>(p, s);
+    case kIndexBf16: return score_all<kIndexBf16>(p, s);
+    case kIndexFp8: return score_all<kIndexFp8>(p, s);
+    default: return score_all<kIndexFp4>(p, s);
   }
 }
 

@@ -145,6 +145,15 @@ impl Setup {
         built.case.run().all.iter().map(rows).collect()
     }
 
+    /// What one executor's `index_select` chooses, and its scores.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn chosen_on(&self, executor: &crate::support::cuda::Cuda, k: usize) -> (Vec<i32>, Vec<f64>) {
+        let (select, score) = (self.build(Some(k)), self.build(None));
+        let found = score.case.run_on(executor);
+        let scores = found.real(&score.output)[self.columns(0)].to_vec();
+        (select.case.run_on(executor).ints(&select.output)[..k].to_vec(), scores)
+    }
+
     /// A dot product of 128 terms is off by 128 eps sum |q k| at most, ReLU by no more; the sum over heads and the two
     /// products add (heads + 3) eps.
     fn bound(&self, t: usize, row: usize) -> f64 {

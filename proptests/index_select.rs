@@ -46,6 +46,25 @@ fn rows_of_every_number() {
     check(&Setup::drawn(&mut Draw::new(7), IndexFormat::Fp8, 1, &[last_position(4000)], 64), 512);
 }
 
+/// However many blocks a device is said to hold, by which a launch chooses how many a token has; rows for one block's choice
+/// and for the cluster's.
+#[cfg(feature = "cuda")]
+#[test]
+fn clusters_of_every_size() {
+    for device in crate::support::cuda::devices() {
+        let many = if device.name() == "gpu" { 8300 } else { 4200 };
+        for (rows, blocks) in [520, many].iter().flat_map(|&rows| [2, 4, 8].map(|blocks| (rows, blocks))) {
+            let setup = Setup::drawn(&mut Draw::new(8), IndexFormat::Fp8, 1, &[last_position(rows)], 130);
+            let recorder = flashlane::cuda::Recorder::new(std::sync::Arc::clone(&device));
+            let sized = std::sync::Arc::new(recorder.as_if(blocks, device.shared_memory()));
+            let (chosen, scores) =
+                setup.chosen_on(&crate::support::cuda::Cuda::new("device of a size", sized), 300);
+            assert_eq!(chosen, best(&scores, 300), "{} of {rows} rows, {blocks} blocks", device.name());
+            assert!(recorder.launched().contains(&format!("index_select_fast_{blocks}")));
+        }
+    }
+}
+
 /// Masked pages tie at -inf: the smallest rows of them fill up.
 #[test]
 fn masked_pages_are_chosen_last() {

@@ -249,12 +249,15 @@ fn every_kernel_once() {
     let start = Instant::now();
     let plain = || Cuda::new("device", Arc::clone(&backend));
     // Launches choose by the device's size: the kernels that fill a large one run here too.
-    let small = Arc::new(recorder.as_if(1, recorder.shared_memory()));
+    let sized = |multiprocessors| Arc::new(recorder.as_if(multiprocessors, recorder.shared_memory()));
     for (name, cases) in cases {
         let other = match name {
-            "linear" => Some(Cuda::new("device, one multiprocessor", small.clone())),
-            "index" => Some(plain().simple_reader()),
-            _ => None,
+            "linear" => vec![Cuda::new("device, one multiprocessor", sized(1))],
+            "index" => {
+                let of = |multiprocessors| Cuda::new("device of a size", sized(multiprocessors));
+                vec![plain().simple_reader(), of(2), of(4), of(8)]
+            }
+            _ => Vec::new(),
         };
         for (i, case) in cases.iter().enumerate() {
             eprintln!("{:.1} s: {name} {i}", start.elapsed().as_secs_f32());

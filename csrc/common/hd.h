@@ -35,6 +35,14 @@ HD float bits_float(uint32_t u) {
 
 HD float bf16_to_float(uint16_t b) { return bits_float((uint32_t)b << 16); }
 
+// f16: 1 sign, 5 exponent (bias 15), 10 mantissa bits.
+HD float half_to_float(uint16_t h) {
+  uint32_t sign = (uint32_t)(h & 0x8000u) << 16, a = h & 0x7fffu;
+  if (a >= 0x7c00u) return bits_float(sign | 0x7f800000u | (a & 0x3ffu) << 13);
+  // The fifteen bits stand in an f32 at 2^-112 of their value.
+  return bits_float(sign | float_bits(bits_float(a << 13) * bits_float(0x77800000u)));
+}
+
 // Nearest even; a NaN stays a (quiet) NaN.
 HD uint16_t float_to_bf16(float x) {
   uint32_t u = float_bits(x);
@@ -51,6 +59,13 @@ HD float e4m3_to_float(uint8_t c) {
   // The seven bits stand in an f32 at 2^-120 of their value; the product is exact, subnormals included.
   float magnitude = bits_float(a << 20) * bits_float(0x7b800000u);
   return bits_float(float_bits(magnitude) | sign);
+}
+
+// The same as an f16, which holds every e4m3 exactly.
+HD uint16_t e4m3_to_half(uint8_t c) {
+  uint32_t u = float_bits(e4m3_to_float(c)), sign = u >> 16 & 0x8000u, a = u & 0x7fffffffu;
+  if (a > 0x7f800000u) return (uint16_t)0x7fffu;
+  return (uint16_t)(sign | (a == 0 ? 0 : (a >> 13) - (112u << 10)));
 }
 
 // Nearest even, saturating; NaN to 0x7f.

@@ -1,4 +1,4 @@
-// The one matrix instruction: m16n8k16, bf16 in, f32 accumulated. The emulator computes it from the same fragments.
+// The one matrix instruction: m16n8k16, bf16 or f16 in, f32 accumulated. The emulator computes it from the same fragments.
 //
 // Lane l = 4 g + q holds: A rows g and g + 8, columns {2q, 2q+1} and {2q+8, 2q+9}: a[0] = (g, low), a[1] = (g+8, low),
 // a[2] = (g, high), a[3] = (g+8, high). B column g, rows as the columns of A: b[0] low, b[1] high. C rows g and g + 8,
@@ -7,19 +7,27 @@
 
 #include "kernel.h"
 
+template <bool kHalf = false>
 FL_DEVICE void mma_16x8x16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
 #if defined(__CUDA_ARCH__)
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#define FL_MMA(type)                                                                                                        \
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." type "." type ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" \
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                                                             \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]))
+  if (kHalf) {
+    FL_MMA("f16");
+  } else {
+    FL_MMA("bf16");
+  }
+#undef FL_MMA
 #elif defined(FL_EMULATED)
   uint64_t low[32], high[32], right[32];
   memcpy(low, emu::meet(kFullMask, a[0] | (uint64_t)a[1] << 32), sizeof low);
   memcpy(high, emu::meet(kFullMask, a[2] | (uint64_t)a[3] << 32), sizeof high);
   memcpy(right, emu::meet(kFullMask, b[0] | (uint64_t)b[1] << 32), sizeof right);
   auto element = [](uint64_t pair, int upper, int odd) {
-    return bf16_to_float((uint16_t)(pair >> (32 * upper + 16 * odd)));
+    uint16_t bits = (uint16_t)(pair >> (32 * upper + 16 * odd));
+    return kHalf ? half_to_float(bits) : bf16_to_float(bits);
   };
   int g = emu::self().lane / 4, q = emu::self().lane % 4;
   for (int i = 0; i < 4; ++i) {

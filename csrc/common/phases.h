@@ -9,7 +9,11 @@
 #if defined(FL_EMULATED)
 struct EmulatedBarrier {
   uint16_t arrivals, pending;
-  uint32_t phase;
+  uint32_t phase : 1, bytes : 31;  // Bytes are of copies under way (bulk.h).
+
+  void step() {
+    if (pending == 0 && bytes == 0) pending = arrivals, phase ^= 1;
+  }
 };
 #endif
 
@@ -20,7 +24,7 @@ FL_DEVICE void barrier_init(uint64_t* barriers, int count, int threads) {
     uint32_t address = (uint32_t)__cvta_generic_to_shared(barriers + i);
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address), "r"(threads) : "memory");
 #elif defined(FL_EMULATED)
-    *(EmulatedBarrier*)(barriers + i) = {(uint16_t)threads, (uint16_t)threads, 0};
+    *(EmulatedBarrier*)(barriers + i) = {(uint16_t)threads, (uint16_t)threads, 0, 0};
 #endif
   }
 }
@@ -31,7 +35,8 @@ FL_DEVICE void barrier_arrive(uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address) : "memory");
 #elif defined(FL_EMULATED)
   EmulatedBarrier& b = *(EmulatedBarrier*)barrier;
-  if (--b.pending == 0) b.pending = b.arrivals, b.phase ^= 1;
+  --b.pending;
+  b.step();
 #endif
 }
 

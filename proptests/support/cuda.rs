@@ -32,6 +32,15 @@ pub(crate) fn executors() -> Vec<Box<dyn Executor>> {
     all
 }
 
+/// The devices that this build and this machine have, the emulated one included.
+pub(crate) fn devices() -> Vec<Arc<dyn Backend>> {
+    #[cfg(feature = "emulator")]
+    let emulated = Some(Arc::new(flashlane::cuda::Emulator::new(1)) as Arc<dyn Backend>);
+    #[cfg(not(feature = "emulator"))]
+    let emulated = None;
+    emulated.into_iter().chain(gpu()).collect()
+}
+
 /// The GPU, opened once.
 pub(crate) fn gpu() -> Option<Arc<dyn Backend>> {
     static GPU: OnceLock<Option<Arc<dyn Backend>>> = OnceLock::new();

@@ -49,7 +49,9 @@ entries! {
     IndexLogitsFast, flashlane_emu_index_logits_fast;
     IndexLogitsSimple, flashlane_emu_index_logits_simple;
     IndexQuery, flashlane_emu_index_query;
-    IndexSelectFast, flashlane_emu_index_select_fast;
+    IndexSelectFast2, flashlane_emu_index_select_fast_2;
+    IndexSelectFast4, flashlane_emu_index_select_fast_4;
+    IndexSelectFast8, flashlane_emu_index_select_fast_8;
     IndexSelectSimple, flashlane_emu_index_select_simple;
     IndexStore, flashlane_emu_index_store;
     Linear8, flashlane_emu_linear_8;

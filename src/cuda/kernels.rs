@@ -47,7 +47,9 @@ kernels! {
     IndexLogitsFast, "index_logits", "index_logits_fast";
     IndexLogitsSimple, "index_logits", "index_logits_simple";
     IndexQuery, "index_query", "index_query";
-    IndexSelectFast, "index_select", "index_select_fast";
+    IndexSelectFast2, "index_select", "index_select_fast_2";
+    IndexSelectFast4, "index_select", "index_select_fast_4";
+    IndexSelectFast8, "index_select", "index_select_fast_8";
     IndexSelectSimple, "index_select", "index_select_simple";
     IndexStore, "index_store", "index_store";
     Linear8, "linear", "linear_8";

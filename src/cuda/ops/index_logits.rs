@@ -8,12 +8,15 @@ use crate::cuda::{CudaError, Kernel, Launch};
 use crate::ops::{Dtype, IndexLogits};
 
 const MAX_HEADS: usize = 64;
-/// `fast`: threads of a block, rows of a tile, and blocks that a multiprocessor holds.
-const THREADS: u32 = 128;
-const TILE: usize = 64;
-const BLOCKS_PER_SM: usize = 4;
-/// `simple`: threads of a block, a row each before it strides on.
+/// `fast`: threads of a block, `Shared` of the kernel, and blocks that a multiprocessor of sm_90 holds.
+const THREADS: u32 = 256;
+const SHARED: usize = 88_528;
+const BLOCKS_PER_SM: usize = 2;
+/// Rows of a tile of `fast`, and of the pages that it reads.
+pub(super) const TILE: usize = 64;
+/// `simple`: threads of a block, a row each before it strides on, and enough blocks for a multiprocessor.
 const SIMPLE_THREADS: u32 = 256;
+const SIMPLE_BLOCKS_PER_SM: usize = 4;
 
 // SAFETY: generated from the kernels' header; gaps are explicit.
 unsafe impl Params for IndexLogitsParams {}
@@ -52,12 +55,12 @@ pub(super) fn launch(op: &IndexLogits, b: &Bound<'_>, reader: IndexReader) -> Re
     let tiles = rows * columns.div_ceil(TILE);
     b.dim("tiles of keys", tiles)?;
     match reader {
-        IndexReader::Fast => {
+        IndexReader::Fast if op.keys.page_rows == TILE => {
             let blocks = tiles.min(BLOCKS_PER_SM * b.all.multiprocessors);
-            Ok(Launch::new(Kernel::IndexLogitsFast, [blocks, 1, 1], THREADS, 0, &params))
+            Ok(Launch::new(Kernel::IndexLogitsFast, [blocks, 1, 1], THREADS, SHARED, &params))
         }
-        IndexReader::Simple => {
-            let wanted = (BLOCKS_PER_SM * b.all.multiprocessors).div_ceil(rows.max(1));
+        _ => {
+            let wanted = (SIMPLE_BLOCKS_PER_SM * b.all.multiprocessors).div_ceil(rows.max(1));
             let blocks = columns.div_ceil(SIMPLE_THREADS as usize).min(wanted);
             Ok(Launch::new(Kernel::IndexLogitsSimple, [blocks, rows, 1], SIMPLE_THREADS, 0, &params))
         }
