@@ -216,7 +216,7 @@ impl Captured {
         let step = DeviceStep::upload(backend, &case.graph, &memory)?;
         let on_device = DeviceResident::upload(backend, &resident)?;
         let index_reader = if bench.simple { IndexReader::Simple } else { IndexReader::Fast };
-        let executor = executor(backend, &case, Options { index_reader, ..Options::default() })?;
+        let executor = executor(backend, &case, Options { index_reader })?;
         let ready = |nodes: Vec<Node>, programmatic| {
             let graph = Graph { nodes, ..case.graph.clone() };
             let mode = RunMode { captured: true, forked: false, programmatic };

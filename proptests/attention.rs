@@ -1,26 +1,17 @@
 //! `attention` against the oracle: exactly the rows that a query sees, wherever they lie.
 
-#[cfg(feature = "cuda")]
-use std::sync::Arc;
-
-#[cfg(feature = "cuda")]
-use flashlane::cuda::{Backend, Recorder};
 use flashlane::format::kv_row::KvFormat;
 use flashlane::ops::{Attention, Compressed, HEAD_DIM, Op, PAGE_ROWS, Paged, ROPE_DIM, WINDOW};
 use proptest::prelude::*;
 
-#[cfg(feature = "cuda")]
-use crate::sanitize::device;
-#[cfg(feature = "cuda")]
-use crate::support::cuda::Cuda;
 use crate::support::{
     Book, Case, Draw, Dtype, EPS, Off, Value, config, kv_bytes, kv_row, rope_off, rope_table,
 };
 
-const POSITIONS: usize = 700;
-/// Tokens times groups of 16 heads from which on the kernel for many runs (src/cuda/ops/attention.rs).
 #[cfg(feature = "cuda")]
-const TOKENS_FOR_WIDE: usize = 48;
+mod kernels;
+
+const POSITIONS: usize = 700;
 const SCALE: f32 = 0.044_194_174;
 
 /// The compressed rows of a test.
@@ -264,6 +255,7 @@ impl Setup {
             window: Book::new(draw, 1, self.window.width, PAGE_ROWS),
             rows: Book::new(draw, 1, self.rows.width, self.rows.page_rows),
             extra,
+            broken: self.broken.iter().filter(|b| b.1 == 0).copied().collect(),
             ..self.clone()
         }
     }
@@ -361,41 +353,6 @@ fn a16_all_indices_absent_and_only_the_sink_left() {
     }
 }
 
-/// Any numbers: absent, beyond the length, repeated, and out of order.
-#[cfg(feature = "cuda")]
-fn wild_selection(draw: &mut Draw, position: i32, k: usize) -> Vec<i32> {
-    let visible = usize::try_from(position + 1).unwrap_or(0) / 4;
-    let one = |draw: &mut Draw| match draw.below(6) {
-        0 => [-1, i32::MIN, i32::MAX, -77][draw.below(4)],
-        _ => i32::try_from(draw.below(visible + 3)).unwrap(),
-    };
-    (0..k).map(|_| one(draw)).collect()
-}
-
-/// A batch for the kernel for many tokens, of any lengths and with some pages missing.
-#[cfg(feature = "cuda")]
-fn crowd(draw: &mut Draw, format: KvFormat, heads: usize, ratio: Option<usize>, k: usize) -> Setup {
-    let tokens = 4 * TOKENS_FOR_WIDE.div_ceil(4 * heads.div_ceil(16));
-    let position = |draw: &mut Draw| match draw.below(5) {
-        0 => -1,
-        1 => i32::try_from(draw.below(130)).unwrap(),
-        _ => i32::try_from(draw.below(POSITIONS)).unwrap(),
-    };
-    let positions: Vec<i32> = (0..tokens).map(|_| position(draw)).collect();
-    let mut setup = Setup::drawn(draw, format, heads, 1, &positions, ratio);
-    setup.dtype = Dtype::Bf16;
-    if ratio == Some(4) {
-        setup.extra = Extra::Selected(positions.iter().map(|&p| wild_selection(draw, p, k)).collect());
-    }
-    for request in 0..tokens / 3 {
-        let id = [-1, i32::MIN, i32::MAX, i32::try_from(setup.window.pages).unwrap()][draw.below(4)];
-        setup.broken.push((true, request, draw.below(setup.window.width), id));
-        let id = [-1, i32::MAX, i32::try_from(setup.rows.pages).unwrap()][draw.below(3)];
-        setup.broken.push((false, request, draw.below(setup.rows.width), id));
-    }
-    setup
-}
-
 proptest! {
     #![proptest_config(config(16))]
 
@@ -425,29 +382,5 @@ proptest! {
         for (one, all) in setup.alone(&mut draw).judge().iter().zip(&whole) {
             prop_assert_eq!(&one[..], &all[..one.len()]);
         }
-    }
-}
-
-#[cfg(feature = "cuda")]
-proptest! {
-    #![proptest_config(config(8))]
-
-    /// The kernel for many tokens, and the one for few, which runs for any number where blocks have less shared memory.
-    #[test]
-    fn both_kernels_give_the_same_bits(
-        seed: u64, heads in prop::sample::select(vec![5usize, 16, 64, 70]), k in prop::sample::select(vec![24usize, 300]),
-        format in prop::sample::select(vec![KvFormat::Fp8, KvFormat::Bf16]),
-        ratio in prop::sample::select(vec![None, Some(4), Some(4), Some(128)]),
-    ) {
-        let Some(device) = device() else { return Ok(()) };
-        let recorder = Recorder::new(device);
-        let built = crowd(&mut Draw::new(seed), format, heads, ratio, k).build();
-        let [many, few] = [recorder.shared_memory(), 99 << 10].map(|bytes| {
-            let device = Arc::new(recorder.as_if(recorder.multiprocessors(), bytes));
-            built.case.run_on(&Cuda::new("device", device)).bytes(built.out.buffer).to_vec()
-        });
-        let ran = recorder.launched();
-        prop_assert!(ran.contains("attention") && ran.contains("attention_wide"), "{:?}", ran);
-        prop_assert!(many == few);
     }
 }

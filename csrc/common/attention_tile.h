@@ -18,10 +18,14 @@ constexpr int kScorePitch = kTile + 4;
 // Weights lie over the scores that they were made of.
 constexpr int kWeightPitch = 2 * kScorePitch;
 constexpr int kWarpDims = kHeadDim / kWarps;
-// Blocks of a cluster, the tiles that one of them takes in a round, and the runs of eight dims whose sums it folds at most.
-constexpr int kCluster = 5;
+// Blocks of a cluster at most, and the tiles that one of them takes in a round.
+constexpr int kMaxCluster = 8;
 constexpr int kRound = 2;
-constexpr int kOwnRuns = (kHeadDim / 8 + kCluster - 1) / kCluster;
+// Runs of eight dims whose sums a block of a cluster folds at most; and the most runs of a round that it receives.
+template <int kCluster>
+constexpr int kRunsOf = (kHeadDim / 8 + kCluster - 1) / kCluster;
+constexpr int kReceived = kRound * 5 * kRunsOf<5>;
+static_assert(kReceived >= kRound * 8 * kRunsOf<8>, "with clusters of 5 or 8 blocks");
 constexpr float kMasked = -INFINITY;
 static_assert(kTile == 8 * kWarps, "a warp scores eight rows of a tile");
 
@@ -45,13 +49,13 @@ struct RowList {
 struct Shared {
   union {
     uint16_t rows[kTile * kPitch];
-    float4 sums[kRound * kCluster][kOwnRuns][kWarp];
+    float4 sums[kReceived][kWarp];
   };
   uint16_t query[kHeads * kPitch];
   float scores[kHeads * kScorePitch];
   // Of the tiles that this block took, and of all tiles of the round.
   float largest[kRound][kHeads], sum[kRound][kHeads];
-  float tile_largest[kRound * kCluster][kHeads], tile_sum[kRound * kCluster][kHeads];
+  float tile_largest[kRound * kMaxCluster][kHeads], tile_sum[kRound * kMaxCluster][kHeads];
   float sink[kHeads];
   int position, tiles;
   uint8_t scales[kTile][kKvScales];

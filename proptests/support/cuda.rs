@@ -85,7 +85,7 @@ impl Cuda {
 
     /// The same with the simple reader of index keys; it then takes nothing but what reads them.
     pub(crate) fn simple_reader(self) -> Self {
-        Self { options: Options { index_reader: IndexReader::Simple, ..Options::default() }, ..self }
+        Self { options: Options { index_reader: IndexReader::Simple }, ..self }
     }
 
     /// What the driver reports ends the process: after a fault nothing runs in this context any more, so every later case would

@@ -112,7 +112,7 @@ fn how(args: &ModelArgs) -> GpuConfig {
         cli::IndexReader::Simple => IndexReader::Simple,
         cli::IndexReader::Fast => IndexReader::Fast,
     };
-    let options = Options { index_reader, ..Options::default() };
+    let options = Options { index_reader };
     GpuConfig { options, mode, ..GpuConfig::default() }
 }
 

@@ -30,7 +30,8 @@ macro_rules! entries {
 }
 
 entries! {
-    Attention, flashlane_emu_attention;
+    Attention5, flashlane_emu_attention_5;
+    Attention8, flashlane_emu_attention_8;
     AttentionWide, flashlane_emu_attention_wide;
     Canary, flashlane_emu_canary;
     CompressC4, flashlane_emu_compress_c4;

@@ -28,7 +28,8 @@ macro_rules! kernels {
 }
 
 kernels! {
-    Attention, "attention", "attention";
+    Attention5, "attention", "attention_5";
+    Attention8, "attention", "attention_8";
     AttentionWide, "attention_wide", "attention_wide";
     Canary, "canary", "canary";
     CompressC4, "compress", "compress_c4";
