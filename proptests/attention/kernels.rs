@@ -7,7 +7,7 @@ use flashlane::format::kv_row::KvFormat;
 use proptest::prelude::*;
 
 use super::{Extra, POSITIONS, Setup};
-use crate::sanitize::device;
+use crate::support::cuda::device;
 use crate::support::cuda::Cuda;
 use crate::support::{Draw, Dtype, config};
 
