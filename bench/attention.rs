@@ -39,6 +39,7 @@ fn bench(shape: Shape) -> Bench {
     let flops = 4 * rows * heads * seen * HEAD_DIM;
     Bench::new("attention", name, rows, move |case, rows| node(case, Shape { rows, ..shape }))
         .moves(bytes, flops)
+        .launched(8)
 }
 
 fn node(case: &mut Case, shape: Shape) {

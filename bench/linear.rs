@@ -21,6 +21,7 @@ fn bench(format: WeightFormat, rows: usize, cols: usize, out: usize) -> Bench {
     let shape = format!("{format:?} {rows} x {cols} to {out}");
     Bench::new("linear", shape, rows, move |case, rows| node(case, format, (rows, cols, out)))
         .moves(weight + 2 * rows * (cols + out), 2 * rows * cols * out)
+        .launched(8)
 }
 
 /// One projection of bf16 rows.
