@@ -1,18 +1,16 @@
 // linear: activation rows times a weight in bf16, fp8 blocks, NVFP4 or MXFP4; f32 sums; grouped, or with SwiGLU.
 //
 // Bytes: the weight once (2, 1.0002, 0.5625 or 0.53 bytes an element), and each block's activation rows from cache.
-// Measured on an H200 with cold caches, 4096 x 4096 in bf16, fp8 and NVFP4: 12.0, 9.4 and 7.0 us for 1 row (64, 41 and 31 % of
-// what the bytes allow), 20.2, 19.1 and 18.9 for 64 rows, 36.6, 35.9 and 35.9 for 256.
+// Measured on an H200 with cold caches, 4096 x 4096 in bf16, fp8 and NVFP4: 12.0, 9.5 and 7.1 us for 1 row (64, 41 and 31 % of
+// what the bytes allow), 27.4, 25.0 and 20.0 for 64 rows, 36.6, 32.3 and 32.7 for 256.
 // Notes: (1) K is cut into 8 segments of every eighth step of 128 bytes, each summed from zero; those of a half are added in
 // order, and then the halves: one canonical sum, whatever the number of rows; (2) up to 8 rows a block of `linear_8` owns 16
-// weight rows, a warp a segment; up to 64 a block of `linear_64` or `linear_64_four` has 64 weight rows and a half or a quarter
-// of the segments, and a group of threads feeds those that multiply (common/fed.h); for more, and for so many columns that all
-// is busy anyway, a block owns 128 weight rows and 32, 64 or 128 rows (common/wide.h), and a cluster of four or two shares the
-// segments out, or a block has them all where blocks are many (`alone`); (3) every path sums the same sixteens of elements in
-// the same order, by mma or by wgmma, which give the same bits on sm_90a; (4) weights stream through a ring of stages, of which
-// the first are on their way before the wait for the kernel before: weights never change; (5) with SwiGLU a tile is 8 gate rows
-// and their 8 up rows; (6) rows that are no whole number of steps all go to `linear_8`; (7) what bounds the fed kernels is the
-// latency of activations, which are loaded a round ahead: without them 64 rows of bf16 take 13.1 us.
+// weight rows, a warp a segment; for more a block owns 128 weight rows and 32, 64 or 128 rows, and a cluster of four or two
+// shares the segments out, or a block has them all where blocks are many (`alone`); (3) every path sums the same sixteens of
+// elements in the same order, by mma or by wgmma, which give the same bits on sm_90a; (4) weights stream through a ring of
+// stages, of which the first are on their way before the wait for the kernel before: weights never change; (5) with SwiGLU
+// a tile is 8 gate rows and their 8 up rows; (6) rows that are no whole number of steps all go to `linear_8`; (7) a few
+// registers spill in fp8 where two blocks share a multiprocessor, whose time is bound by memory.
 #include "linear.h"
 
 #include "common/fed.h"

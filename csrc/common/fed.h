@@ -52,9 +52,9 @@ struct FedWeights {
   using S = WideStage<kFormat, kFedRows>;
   static constexpr bool kBlocks = kFormat == kWeightFp8Block;
   static constexpr int kAtOnce = kGroupThreads / R::kUnits, kEach = kFedRows / kAtOnce;
-  int thread = threadIdx.x % kGroupThreads;
   const uint8_t *codes, *scales;
   const uint32_t* starts;
+  int thread = threadIdx.x % kGroupThreads;
 
   template <class Row>
   FL_DEVICE FedWeights(const Weight& w, int cols, Row row, const uint32_t* all) : starts(all + thread / R::kUnits) {
