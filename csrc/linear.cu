@@ -13,7 +13,9 @@
 // registers spill in fp8 where two blocks share a multiprocessor, whose time is bound by memory.
 #include "linear.h"
 
-#include "common/fed.h"
+#include "common/cluster.h"
+#include "common/pdl.h"
+#include "common/wide.h"
 
 constexpr int kFewThreads = kSegments * kWarp;
 constexpr int kFewRows = kTileCols;
@@ -116,21 +118,15 @@ FL_DEVICE void store_few(const LinearParams& p, const RowMap& map, const float* 
   }
 }
 
-// The activation rows of a block of `kCols`.
-template <int kCols>
-FL_DEVICE WideRowsOf block_rows(const LinearParams& p, const RowMap& map) {
-  int64_t pitch = (int64_t)p.groups * p.depth;
-  int first = blockIdx.y * kCols;
-  return {p.x + first * pitch + (int64_t)map.group * p.depth, pitch, p.rows - first};
-}
-
 // Many rows: the segments shared out over the blocks of a cluster, which meet in shared memory; or all of them a block.
 // Gives where the sums of the segments before a block's last lie.
 template <int kFormat, int kCols, int kBlocks>
 FL_DEVICE float* multiply_many(const LinearParams& p, const RowMap& map, unsigned char* shared) {
-  int rank = kBlocks == 1 ? 0 : cluster_rank();
+  int64_t pitch = (int64_t)p.groups * p.depth;
+  int first = blockIdx.y * kCols, rank = kBlocks == 1 ? 0 : cluster_rank();
+  WideRowsOf x{p.x + first * pitch + (int64_t)map.group * p.depth, pitch, p.rows - first};
   auto row = [&](int r) { return map.weight_row(r); };
-  return wide_multiply<kFormat, kCols, kBlocks>(p.weight, p.depth, rank, row, block_rows<kCols>(p, map), shared);
+  return wide_multiply<kFormat, kCols, kBlocks>(p.weight, p.depth, rank, row, x, shared);
 }
 
 struct Four {
@@ -161,38 +157,20 @@ FL_DEVICE Four fold_segments(const float* last, const float* before) {
   }
 }
 
-// The same of the blocks of common/fed.h.
-template <int kBlocks>
-FL_DEVICE Four fold_fed(const float* own) {
-  auto half = [=](int h) {
-    if constexpr (kBlocks == 2) {
-      return Four(cluster_peer(own, h));
-    } else {
-      const float *low = cluster_peer(own, 2 * h), *high = cluster_peer(own, 2 * h + 1);
-      Four sum(low);
-      sum.add(Four(low + kFedSums)), sum.add(Four(high)), sum.add(Four(high + kFedSums));
-      return sum;
-    }
-  };
-  Four low = half(0);
-  low.add(half(1));
-  return low;
-}
-
-// A block stores its share of the cluster's outputs, four neighbouring columns a thread of 256; `sum(column, row)` gives the
-// sums of four rows of the tile.
-template <int kCols, int kBlocks, class Sum>
-FL_DEVICE void store_many(const LinearParams& p, const RowMap& map, Sum sum_of) {
+// A block stores its share of the cluster's outputs, four neighbouring columns a thread.
+template <int kCols, int kBlocks>
+FL_DEVICE void store_many(const LinearParams& p, const RowMap& map, const float* last, const float* before) {
   float global = tile_scale(p.weight, 0);
   constexpr int kOwn = kCols / kBlocks;
   int fours = map.width / 4, first = kBlocks == 1 ? 0 : cluster_rank() * kOwn;
   for (int i = threadIdx.x; i < kOwn * fours; i += kWideThreads) {
     int within = i % fours * 4, column = first + i / fours, row = blockIdx.y * kCols + column;
     if (within >= map.count || row >= p.rows) continue;
-    float4 sum = sum_of(column, map.tile_row(within)).v;
+    int own = sum_at(column, map.tile_row(within));
+    float4 sum = fold_segments<kBlocks, kCols>(last + own, before + own).v;
     float value[4] = {sum.x * global, sum.y * global, sum.z * global, sum.w * global};
     if (map.swiglu) {
-      float4 up = sum_of(column, map.tile_row(within) + 8).v;
+      float4 up = fold_segments<kBlocks, kCols>(last + own + 8, before + own + 8).v;
       float ups[4] = {up.x * global, up.y * global, up.z * global, up.w * global};
 #pragma unroll
       for (int n = 0; n < 4; ++n) value[n] = swiglu(value[n], ups[n], p.limit);
@@ -224,34 +202,8 @@ FL_DEVICE void many_body(const LinearParams& p, unsigned char* shared) {
   } else {
     cluster_sync();
   }
-  const float* last = (const float*)shared;
-  store_many<kCols, kBlocks>(p, map, [=](int column, int row) {
-    return fold_segments<kBlocks, kCols>(last + sum_at(column, row), before + sum_at(column, row));
-  });
+  store_many<kCols, kBlocks>(p, map, (const float*)shared, before);
   if (kBlocks > 1) cluster_sync();
-}
-
-template <int kFormat, int kBlocks>
-FL_DEVICE void multiply_fed(const LinearParams& p, const RowMap& map, unsigned char* shared) {
-  auto row = [&](int r) { return map.weight_row(r); };
-  fed_block<kFormat, kBlocks>(p.weight, p.depth, cluster_rank(), row, block_rows<kFedCols>(p, map), shared);
-}
-
-template <int kBlocks>
-FL_DEVICE void fed_body(const LinearParams& p, unsigned char* shared) {
-  RowMap map(p, blockIdx.x / kBlocks, kFedRows / kTileRows);
-  switch (p.weight.format) {
-    case kWeightBf16: multiply_fed<kWeightBf16, kBlocks>(p, map, shared); break;
-    case kWeightFp8Block: multiply_fed<kWeightFp8Block, kBlocks>(p, map, shared); break;
-    case kWeightNvfp4: multiply_fed<kWeightNvfp4, kBlocks>(p, map, shared); break;
-    default: multiply_fed<kWeightMxfp4, kBlocks>(p, map, shared); break;
-  }
-  cluster_sync();
-  if (threadIdx.x < kMultiplyThreads) {
-    const float* sums = (const float*)shared;
-    store_many<kFedCols, kBlocks>(p, map, [=](int column, int row) { return fold_fed<kBlocks>(sums + fed_sum_at(column, row)); });
-  }
-  cluster_sync();
 }
 
 }  // namespace
@@ -283,15 +235,9 @@ FL_KERNEL_CLUSTER(kWideThreads, 2, 4, linear_32, LinearParams) {
   many_body<32, 4>(p, shared);
 }
 
-// Dynamic shared memory: as FedShared says, and then the sums.
-FL_KERNEL_CLUSTER(kFedThreads, 1, 2, linear_64, LinearParams) {
+FL_KERNEL_CLUSTER(kWideThreads, 2, 4, linear_64, LinearParams) {
   FL_DYNAMIC_SHARED(shared);
-  fed_body<2>(p, shared);
-}
-
-FL_KERNEL_CLUSTER(kFedThreads, 1, 4, linear_64_four, LinearParams) {
-  FL_DYNAMIC_SHARED(shared);
-  fed_body<4>(p, shared);
+  many_body<64, 4>(p, shared);
 }
 
 FL_KERNEL_CLUSTER(kWideThreads, 1, 2, linear_128, LinearParams) {

@@ -40,16 +40,6 @@ FL_DEVICE void barrier_arrive(uint64_t* barrier) {
 #endif
 }
 
-// Arrives for this thread once its copies so far (common/stream.h) are there; each thread of those that the barrier counts.
-FL_DEVICE void barrier_arrive_copied(uint64_t* barrier) {
-#if defined(__CUDA_ARCH__)
-  uint32_t address = (uint32_t)__cvta_generic_to_shared(barrier);
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(address) : "memory");
-#else
-  barrier_arrive(barrier);
-#endif
-}
-
 // A warp waits for the end of the barrier's phase of this parity; the one before the first counts as ended.
 FL_DEVICE void barrier_wait(uint64_t* barrier, int parity) {
 #if defined(__CUDA_ARCH__)

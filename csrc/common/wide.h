@@ -52,10 +52,10 @@ FL_DEVICE constexpr int wide_stages(int format) {
 constexpr int kWideThreads = 2 * kGroupThreads;
 constexpr int kWideRows = 2 * kGroupRows;
 
-template <int kFormat, int kRows = kWideRows>
+template <int kFormat>
 struct WideStage {
   using R = Round<kFormat>;
-  static constexpr int kScales = kRows * R::kRowBytes, kBytes = kScales + kRows * R::kScaleBytes;
+  static constexpr int kScales = kWideRows * R::kRowBytes, kBytes = kScales + kWideRows * R::kScaleBytes;
 
   // Units of neighbouring rows in banks of their own.
   FL_DEVICE static int unit_at(int row, int unit) {
@@ -109,18 +109,6 @@ struct WideRowsOf {
   int count;
 };
 
-// A piece of 16 bytes of an activation row to shared memory, in the order in which the weights' unit is expanded.
-template <int kFormat, int kCols>
-FL_DEVICE void put_words(unsigned char* to, uint4 piece) {
-  uint32_t words[4] = {piece.x, piece.y, piece.z, piece.w};
-  if (kFormat == kWeightFp8Block) {
-    words[0] = low_halves(piece.x, piece.y), words[1] = high_halves(piece.x, piece.y);
-    words[2] = low_halves(piece.z, piece.w), words[3] = high_halves(piece.z, piece.w);
-  }
-#pragma unroll
-  for (int w = 0; w < 4; ++w) *(uint32_t*)(to + w * Columns<kCols>::kApart) = words[w];
-}
-
 // The activations of a round, held by the threads on their way to shared memory: a piece of 16 bytes of every 16th row.
 template <int kFormat, int kCols>
 struct WideActivations {
@@ -152,14 +140,22 @@ struct WideActivations {
 
   FL_DEVICE void store(unsigned char* columns) const {
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) put_words<kFormat, kCols>(columns + to + i * 256, held[i]);
+    for (int i = 0; i < kEach; ++i) {
+      uint32_t words[4] = {held[i].x, held[i].y, held[i].z, held[i].w};
+      if (kFormat == kWeightFp8Block) {
+        words[0] = low_halves(held[i].x, held[i].y), words[1] = high_halves(held[i].x, held[i].y);
+        words[2] = low_halves(held[i].z, held[i].w), words[3] = high_halves(held[i].z, held[i].w);
+      }
+#pragma unroll
+      for (int w = 0; w < 4; ++w) *(uint32_t*)(columns + to + i * 256 + w * Columns<kCols>::kApart) = words[w];
+    }
   }
 };
 
 // The left operands of half a round: four instructions' fragments of this warp's 16 rows from `row` on.
-template <int kFormat, int kRows = kWideRows>
+template <int kFormat>
 FL_DEVICE void wide_expand(uint32_t (&a)[4][4], const unsigned char* stage, int row, int half) {
-  using S = WideStage<kFormat, kRows>;
+  using S = WideStage<kFormat>;
   int g = lane_idx() / 4, q = lane_idx() % 4;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -208,20 +204,19 @@ struct Cursor {
 };
 
 // The products of a round added to a segment's sums; they are there after `wide_wait`.
-template <int kFormat, int kCols, int kRows = kWideRows>
+template <int kFormat, int kCols>
 struct WideSums {
   static constexpr bool kScaled = kFormat == kWeightFp8Block;
   float acc[kCols / 8][4] = {};
   float part[kScaled ? kCols / 8 : 1][4];
   uint32_t left[2][4][4];
 
-  FL_DEVICE static int row() { return warp_idx() % (kRows / kTileRows) * kTileRows; }
-
   FL_DEVICE void begin(const unsigned char* stage, const unsigned char* columns, bool both) {
-    wide_expand<kFormat, kRows>(left[0], stage, row(), 0);
+    int row = warp_idx() * kTileRows;
+    wide_expand<kFormat>(left[0], stage, row, 0);
     half(columns, 0);
     if (!both) return;
-    wide_expand<kFormat, kRows>(left[1], stage, row(), 1);
+    wide_expand<kFormat>(left[1], stage, row, 1);
     half(columns, 1);
   }
 
@@ -238,11 +233,11 @@ struct WideSums {
       group_wait<kCols>(acc);
     } else {
       group_wait<kCols>(part);
-      using S = WideStage<kFormat, kRows>;
-      int own = row() + lane_idx() / 4;
+      using S = WideStage<kFormat>;
+      int row = warp_idx() * kTileRows + lane_idx() / 4;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        float scale = *(const float*)(stage + S::kScales + (own + 8 * i) * Round<kFormat>::kScaleBytes);
+        float scale = *(const float*)(stage + S::kScales + (row + 8 * i) * Round<kFormat>::kScaleBytes);
 #pragma unroll
         for (int n = 0; n < kCols / 8; ++n) {
           acc[n][2 * i] = fmaf(scale, part[n][2 * i], acc[n][2 * i]);

@@ -57,7 +57,6 @@ entries! {
     Linear8, flashlane_emu_linear_8;
     Linear32, flashlane_emu_linear_32;
     Linear64, flashlane_emu_linear_64;
-    Linear64Four, flashlane_emu_linear_64_four;
     Linear128, flashlane_emu_linear_128;
     Linear64Alone, flashlane_emu_linear_64_alone;
     Fp4ToBf16, flashlane_emu_nvfp4_to_bf16;

@@ -55,7 +55,6 @@ kernels! {
     Linear8, "linear", "linear_8";
     Linear32, "linear", "linear_32";
     Linear64, "linear", "linear_64";
-    Linear64Four, "linear", "linear_64_four";
     Linear128, "linear", "linear_128";
     Linear64Alone, "linear", "linear_64_alone";
     Fp4ToBf16, "nvfp4", "nvfp4_to_bf16";

@@ -10,9 +10,8 @@ use crate::ops::{Dtype, Epilogue, Linear};
 
 /// Elements of K that the kernels for many rows stage at once.
 const ROUND: usize = 128;
-/// Weight rows of a block of theirs, and of one that a group of threads feeds.
+/// Weight rows of a block of theirs.
 const WEIGHT_ROWS: usize = 128;
-const FED_ROWS: usize = 64;
 /// Shared memory of a block on architectures that have wgmma.
 const LARGE: usize = 227 << 10;
 
@@ -23,7 +22,6 @@ struct Shape {
     weight_rows: usize,
     /// Blocks that share the segments of K.
     blocks: usize,
-    threads: u32,
     shared: usize,
 }
 
@@ -38,31 +36,19 @@ impl Shape {
         };
         if op.rows <= 8 || !(op.cols_in / op.groups).is_multiple_of(step) {
             let (kernel, shared) = (Kernel::Linear8, 4 * 16 * (8 * 128 + 64 + 8 * 16 + 16));
-            return Self { kernel, rows: 8, weight_rows: 16, blocks: 1, threads: 256, shared };
+            return Self { kernel, rows: 8, weight_rows: 16, blocks: 1, shared };
         }
         let many = |kernel, rows, blocks| {
             let shared = shared(rows, blocks, format);
-            Self { kernel, rows, weight_rows: WEIGHT_ROWS, blocks, threads: 256, shared }
+            Self { kernel, rows, weight_rows: WEIGHT_ROWS, blocks, shared }
         };
-        let fed = |kernel, blocks| Self {
-            kernel,
-            rows: 64,
-            weight_rows: FED_ROWS,
-            blocks,
-            threads: 384,
-            shared: fed_shared(format),
-        };
-        // Blocks that have all of K each, or half of it, where they fill most of the GPU; fed ones, of which a multiprocessor
-        // has one, where they are one to each of most, or so few that a quarter of K each leaves some free; as measured on an
-        // H200.
+        // Blocks that have all of K each, or half of it, where they fill most of the GPU; as measured on an H200.
         let (whole, half) = (many(Kernel::Linear64Alone, 64, 1), many(Kernel::Linear128, 128, 2));
-        let (two, four) = (fed(Kernel::Linear64, 2), fed(Kernel::Linear64Four, 4));
-        let (large, most) = (b.all.shared_memory >= LARGE, 3 * b.all.multiprocessors);
+        let (large, fp4) = (b.all.shared_memory >= LARGE, step == 256);
         match op.rows {
             65.. if large && 9 * half.count(op) >= 4 * b.all.multiprocessors => half,
-            _ if large && 4 * whole.count(op) >= most => whole,
-            33.. if 4 * two.count(op) >= most && two.count(op) <= b.all.multiprocessors => two,
-            33.. if 4 * four.count(op) <= most => four,
+            _ if large && 4 * whole.count(op) >= 3 * b.all.multiprocessors => whole,
+            33.. if fp4 => many(Kernel::Linear64, 64, 4),
             _ => many(Kernel::Linear32, 32, 4),
         }
     }
@@ -78,46 +64,27 @@ impl Shape {
     }
 }
 
-/// Bytes of a weight row of a round, its scales included.
-fn row_bytes(format: u32) -> usize {
-    match format {
-        ffi::kWeightBf16 => 2 * ROUND,
-        ffi::kWeightFp8Block => ROUND + 4,
-        ffi::kWeightNvfp4 => ROUND / 2 + 8,
-        _ => ROUND / 2 + 4,
-    }
-}
-
-/// A round of activations.
-fn round(columns: usize) -> usize {
-    ROUND / 8 * (columns * 16 + 16)
-}
-
 /// Shared memory of the kernels for many rows: two rounds of activations and the ring of weights, as deep as `wide_stages`
 /// says, and the sums of a block's earlier segments.
 fn shared(columns: usize, blocks: usize, format: u32) -> usize {
-    let [of_128, alone, of_four] = match format {
-        ffi::kWeightBf16 => [3, 4, 2],
-        ffi::kWeightFp8Block => [5, 6, 2],
-        _ => [8, 8, 3],
+    let (bytes, [of_128, alone, of_four]) = match format {
+        ffi::kWeightBf16 => (2 * ROUND, [3, 4, 2]),
+        ffi::kWeightFp8Block => (ROUND + 4, [5, 6, 2]),
+        ffi::kWeightNvfp4 => (ROUND / 2 + 8, [8, 8, 3]),
+        _ => (ROUND / 2 + 4, [8, 8, 3]),
     };
     let stages = match blocks {
         1 => alone,
         2 => of_128,
         _ => of_four,
     };
+    let activations = 2 * ROUND / 8 * (columns * 16 + 16);
     let sums = match blocks {
         1 => 2,
         4 if format == ffi::kWeightBf16 => 0,
         _ => 1,
     };
-    2 * round(columns) + stages * WEIGHT_ROWS * row_bytes(format) + sums * 4 * columns * (WEIGHT_ROWS + 4)
-}
-
-/// Shared memory of the fed kernels, as `FedShared` says: barriers and starts of rows, and for each of two groups a round of
-/// activations and two of weights. The sums, which lie there in the end, are fewer bytes.
-fn fed_shared(format: u32) -> usize {
-    128 + 4 * FED_ROWS + 2 * round(64) + 2 * 2 * FED_ROWS * row_bytes(format)
+    activations + stages * WEIGHT_ROWS * bytes + sums * 4 * columns * (WEIGHT_ROWS + 4)
 }
 
 // SAFETY: generated from the kernels' header; gaps are explicit.
@@ -148,5 +115,5 @@ pub(super) fn launch(op: &Linear, b: &Bound<'_>) -> Result<Launch, CudaError> {
     };
     let shape = Shape::of(op, &params.weight, b);
     let grid = [shape.across(op), op.rows.div_ceil(shape.rows), 1];
-    Ok(Launch::new(shape.kernel, grid, shape.threads, shape.shared, &params))
+    Ok(Launch::new(shape.kernel, grid, 256, shape.shared, &params))
 }
