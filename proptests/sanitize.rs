@@ -20,7 +20,7 @@ use flashlane::model::ModelWeights;
 use flashlane::ops::{HEAD_DIM, INDEX_DIM};
 use flashlane::step::{Bytes, NodeId, PoolId, Resident};
 
-use crate::support::cuda::{Cuda, gpu};
+use crate::support::cuda::{Cuda, device};
 use crate::support::{Case, Draw, Dtype};
 use crate::{attention, compress, embed, experts, hyper, index_logits, index_query, index_store, linear};
 use crate::{query, rmsnorm, rope_store, router, sample, topk};
@@ -223,14 +223,6 @@ fn beside_steps(backend: &Arc<dyn Backend>) {
     }
 }
 
-pub(crate) fn device() -> Option<Arc<dyn Backend>> {
-    #[cfg(feature = "emulator")]
-    let other = || Some(Arc::new(flashlane::cuda::Emulator::new(1)) as Arc<dyn Backend>);
-    #[cfg(not(feature = "emulator"))]
-    let other = || None;
-    gpu().or_else(other)
-}
-
 #[test]
 fn every_kernel_once() {
     let Some(device) = device() else { return };
@@ -249,20 +241,18 @@ fn every_kernel_once() {
     let start = Instant::now();
     let plain = || Cuda::new("device", Arc::clone(&backend));
     // Launches choose by the device's size: the kernels that fill a large one run here too.
-    let sized = |multiprocessors| Arc::new(recorder.as_if(multiprocessors, recorder.shared_memory()));
+    let sized =
+        |n| Cuda::new("device of another size", Arc::new(recorder.as_if(n, recorder.shared_memory())));
     for (name, cases) in cases {
-        let other = match name {
-            "linear" => vec![Cuda::new("device, one multiprocessor", sized(1))],
-            "index" => {
-                let of = |multiprocessors| Cuda::new("device of a size", sized(multiprocessors));
-                vec![plain().simple_reader(), of(2), of(4), of(8)]
-            }
-            _ => Vec::new(),
+        let others = match name {
+            "linear" => vec![sized(1)],
+            "index" => vec![plain().simple_reader(), sized(2), sized(4), sized(8)],
+            _ => vec![],
         };
         for (i, case) in cases.iter().enumerate() {
             eprintln!("{:.1} s: {name} {i}", start.elapsed().as_secs_f32());
             case.run_on(&plain());
-            other.iter().for_each(|other| drop(case.run_on(other)));
+            others.iter().for_each(|other| drop(case.run_on(other)));
         }
     }
     eprintln!("{:.1} s: conversions, and what no step holds", start.elapsed().as_secs_f32());

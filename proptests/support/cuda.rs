@@ -60,6 +60,15 @@ pub(crate) fn gpu() -> Option<Arc<dyn Backend>> {
     .clone()
 }
 
+/// The GPU, or the emulator.
+pub(crate) fn device() -> Option<Arc<dyn Backend>> {
+    #[cfg(feature = "emulator")]
+    let other = || Some(Arc::new(flashlane::cuda::Emulator::new(1)) as Arc<dyn Backend>);
+    #[cfg(not(feature = "emulator"))]
+    let other = || None;
+    gpu().or_else(other)
+}
+
 /// The exit status for it, as `tools/gpu-check` knows it.
 const DEVICE_FAULT: i32 = 70;
 
