@@ -39,8 +39,8 @@ fn tokens_are_the_same_alone_and_in_company_on_a_gpu() {
             let engine = engine(&gpu, config(numerics, rows), mode);
             let submit = |(seed, prompt): (u64, usize)| engine.submit(request(seed, prompt, 9)).unwrap();
             let handles: Vec<_> = (0u64..).zip(PROMPTS).map(submit).collect();
-            let got: Vec<_> = handles.into_iter().map(|handle| collect(handle).0).collect();
-            assert_eq!(got, expected, "{index:?}, {rows} rows, {mode:?}");
+            let (got, ends): (Vec<_>, Vec<_>) = handles.into_iter().map(collect).unzip();
+            assert_eq!(got, expected, "{index:?}, {rows} rows, {mode:?}: {ends:?}");
         }
     }
 }

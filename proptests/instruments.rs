@@ -286,7 +286,15 @@ mod cuda {
             engine.submit(request(seed, prompt, max)).unwrap()
         };
         let handles: Vec<_> = (0u64..).zip(sizes).map(submit).collect();
-        handles.into_iter().for_each(|handle| drop(collect(handle)));
+        for (handle, &(_, max)) in handles.into_iter().zip(sizes) {
+            let (tokens, end) = collect(handle);
+            // A fault may end a request early, and nothing else may.
+            assert!(
+                tokens.len() == max || spec.is_some(),
+                "{mode:?}: {} of {max} tokens, {end:?}",
+                tokens.len()
+            );
+        }
         settled(&engine)
     }
 
