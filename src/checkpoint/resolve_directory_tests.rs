@@ -1,9 +1,47 @@
-//! Directories that are no checkpoint: a sentence for each.
+//! Directories: sharded, single-file and linked ones, and a sentence for each that is no checkpoint.
 
 use std::path::Path;
 
-use super::Files;
+use super::{Files, everything};
 use crate::checkpoint::Checkpoint;
+use crate::checkpoint::synthetic::{self, tiny_config};
+
+#[test]
+fn shards_single_files_and_symbolic_links_load_the_same() {
+    let (files, dir, links) = (Files::new(), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    files.write_sharded(dir.path(), 20);
+    let expected = everything(&files.open().unwrap());
+    assert!(everything(&Checkpoint::open(dir.path()).unwrap()) == expected);
+    for entry in std::fs::read_dir(dir.path()).unwrap() {
+        let path = entry.unwrap().path();
+        std::os::unix::fs::symlink(&path, links.path().join(path.file_name().unwrap())).unwrap();
+    }
+    assert!(everything(&Checkpoint::open(links.path()).unwrap()) == expected);
+    let single = tempfile::tempdir().unwrap();
+    synthetic::write(single.path(), &tiny_config(), 1).unwrap();
+    assert!(everything(&Checkpoint::open(single.path()).unwrap()) == expected);
+}
+
+/// `models--name/snapshots/revision` of relative links into `blobs`, as the Hub's clients keep it.
+#[test]
+fn the_cache_of_the_hub_loads() {
+    let (files, dir) = (Files::new(), tempfile::tempdir().unwrap());
+    let (blobs, snapshot) = (dir.path().join("blobs"), dir.path().join("snapshots/0123abcd"));
+    std::fs::create_dir_all(&blobs).unwrap();
+    std::fs::create_dir_all(&snapshot).unwrap();
+    files.write_sharded(&blobs, 20);
+    for (i, entry) in std::fs::read_dir(&blobs).unwrap().enumerate() {
+        let path = entry.unwrap().path();
+        let blob = format!("{i:040x}");
+        std::fs::rename(&path, blobs.join(&blob)).unwrap();
+        let link = snapshot.join(path.file_name().unwrap());
+        std::os::unix::fs::symlink(Path::new("../../blobs").join(blob), link).unwrap();
+    }
+    let expected = everything(&files.open().unwrap());
+    assert!(everything(&Checkpoint::open(&snapshot).unwrap()) == expected);
+    std::fs::remove_file(blobs.join(format!("{:040x}", 0))).unwrap();
+    assert!(Checkpoint::open(&snapshot).is_err(), "a link to a blob that is not there");
+}
 
 /// Opens a sharded directory after `spoil` had its way with it; returns the message without the directory.
 fn spoiled(spoil: impl FnOnce(&Path)) -> String {

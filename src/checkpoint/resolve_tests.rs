@@ -388,42 +388,5 @@ fn tensors_that_are_never_quantised_must_not_be() {
     assert_eq!(message, "layers.2.ffn.gate.weight: expected type F32 or BF16, found F8_E4M3");
 }
 
-#[test]
-fn shards_single_files_and_symbolic_links_load_the_same() {
-    let (files, dir, links) = (Files::new(), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    files.write_sharded(dir.path(), 20);
-    let expected = everything(&files.open().unwrap());
-    assert!(everything(&Checkpoint::open(dir.path()).unwrap()) == expected);
-    for entry in std::fs::read_dir(dir.path()).unwrap() {
-        let path = entry.unwrap().path();
-        std::os::unix::fs::symlink(&path, links.path().join(path.file_name().unwrap())).unwrap();
-    }
-    assert!(everything(&Checkpoint::open(links.path()).unwrap()) == expected);
-    let single = tempfile::tempdir().unwrap();
-    synthetic::write(single.path(), &tiny_config(), 1).unwrap();
-    assert!(everything(&Checkpoint::open(single.path()).unwrap()) == expected);
-}
-
-/// `models--name/snapshots/revision` of relative links into `blobs`, as the Hub's clients keep it.
-#[test]
-fn the_cache_of_the_hub_loads() {
-    let (files, dir) = (Files::new(), tempfile::tempdir().unwrap());
-    let (blobs, snapshot) = (dir.path().join("blobs"), dir.path().join("snapshots/0123abcd"));
-    std::fs::create_dir_all(&blobs).unwrap();
-    std::fs::create_dir_all(&snapshot).unwrap();
-    files.write_sharded(&blobs, 20);
-    for (i, entry) in std::fs::read_dir(&blobs).unwrap().enumerate() {
-        let path = entry.unwrap().path();
-        let blob = format!("{i:040x}");
-        std::fs::rename(&path, blobs.join(&blob)).unwrap();
-        let link = snapshot.join(path.file_name().unwrap());
-        std::os::unix::fs::symlink(Path::new("../../blobs").join(blob), link).unwrap();
-    }
-    let expected = everything(&files.open().unwrap());
-    assert!(everything(&Checkpoint::open(&snapshot).unwrap()) == expected);
-    std::fs::remove_file(blobs.join(format!("{:040x}", 0))).unwrap();
-    assert!(Checkpoint::open(&snapshot).is_err(), "a link to a blob that is not there");
-}
-
 #[path = "resolve_directory_tests.rs"]
 mod directories;
