@@ -17,6 +17,7 @@
 #include "common/attention_mma.h"
 #include "common/attention_tile.h"
 #include "common/cluster.h"
+#include "common/convert.h"
 #include "common/copy_async.h"
 #include "common/pdl.h"
 
@@ -40,16 +41,6 @@ struct Wide {
   // A bit a row of a tile: whether it is there.
   __align__(8) uint8_t present[2][kWarps];
 };
-
-FL_DEVICE uint32_t round_pair(float low, float high) {
-#if defined(__CUDA_ARCH__)
-  uint32_t pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
-#else
-  return pack_bf16(low, high);
-#endif
-}
 
 // This lane's row of the warp's eight of a tile, and the four lanes that share it.
 FL_DEVICE int own_row(int tile) { return tile * kTile + warp_idx() * 8 + lane_idx() % 8; }
@@ -218,7 +209,7 @@ FL_DEVICE void weigh(Half& half, int group, Denominator (&part)[2], uint32_t (&w
   }
 #pragma unroll
   for (int k = 0; k < 2; ++k) {
-    auto pair = [&](int i) { return round_pair(half.c[2 * k + i / 2][i % 2 * 2], half.c[2 * k + i / 2][i % 2 * 2 + 1]); };
+    auto pair = [&](int i) { return bf16_pair(half.c[2 * k + i / 2][i % 2 * 2], half.c[2 * k + i / 2][i % 2 * 2 + 1]); };
     s.weights[2 * group + k][thread] = uint4{pair(0), pair(1), pair(2), pair(3)};
   }
   __syncthreads();

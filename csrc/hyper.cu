@@ -3,7 +3,7 @@
 //
 // Bytes with 4 streams of 4,096: `pre` reads 1.5 MiB of mixing weights (from cache after the first token) and 32 KiB a
 // token, twice; `post` reads 40 KiB and writes 32 KiB a token.
-// Measured on an H200 with cold caches: `pre` 10.5 us for 1 token (4 % of what the bytes allow), 14.4 for 64, in clusters that all run
+// Measured on an H200 with cold caches: `pre` 11.1 us for 1 token (3 % of what the bytes allow), 14.6 for 64, in clusters that all run
 // at once: it holds 15 of them.
 // Notes: (1) a cluster of 8 blocks serves up to 8 tokens, each block an eighth of the weights, which it reads once for all of them
 // into registers and, as they never change, before the wait for the kernel before; (2) every sum has one order, by thread, warp and

@@ -2,7 +2,7 @@
 // bf16, fp8 or fp4. Two readers: `simple`, one thread a row, and `fast`, on matrix instructions.
 //
 // Bytes: 256, 132 or 68 a row read and 4 written; 64 heads make 16 kFLOP a row, so that memory bounds bf16 and fp8, and
-// unpacking fp4. At 64 x 262,144 rows on an H200 4.2 TB/s in bf16, 3.9 in fp8 and 1.9 in fp4: 95, 88 and 43 % of what reads
+// unpacking fp4. At 64 x 262,144 rows on an H200 4.2 TB/s in bf16, 3.9 in fp8 and 2.0 in fp4: 95, 88 and 45 % of what reads
 // alone reach there.
 // Notes on `fast`: (1) a warpgroup scores tiles of 64 rows, a page each; the tiles of all tokens stand in one line that is
 // cut evenly among a grid as large as the device holds, from the positions as they are on the device, and a lone token's

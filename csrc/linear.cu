@@ -1,8 +1,8 @@
 // linear: activation rows times a weight in bf16, fp8 blocks, NVFP4 or MXFP4; f32 sums; grouped, or with SwiGLU.
 //
 // Bytes: the weight once (2, 1.0002, 0.5625 or 0.53 bytes an element), and each block's activation rows from cache.
-// Measured on an H200 with cold caches, 4096 x 4096 in bf16, fp8 and NVFP4: 12.0, 9.5 and 7.1 us for 1 row (64, 41 and 31 % of
-// what the bytes allow), 27.4, 25.0 and 20.0 for 64 rows, 36.6, 32.3 and 32.7 for 256.
+// Measured on an H200 with cold caches, 4096 x 4096 in bf16, fp8 and NVFP4: 12.1, 9.4 and 6.8 us for 1 row (63, 41 and 31 % of
+// what the bytes allow), 26.9, 25.5 and 19.3 for 64 rows, 37.4, 35.9 and 35.8 for 256.
 // Notes: (1) K is cut into 8 segments of every eighth step of 128 bytes, each summed from zero; those of a half are added in
 // order, and then the halves: one canonical sum, whatever the number of rows; (2) up to 8 rows a block of `linear_8` owns 16
 // weight rows, a warp a segment; for more a block owns 128 weight rows and 32, 64 or 128 rows, and a cluster of four or two

@@ -18,16 +18,6 @@ namespace {
 // sqrt(softplus(x)).
 FL_DEVICE float score(float x) { return sqrtf(x > 20.0f ? x : log1pf(expf(x))); }
 
-// The least of a warp's.
-FL_DEVICE uint32_t warp_min(uint32_t x) {
-#if defined(__CUDA_ARCH__)
-  return __reduce_min_sync(kFullMask, x);
-#else
-  for (int step = 16; step > 0; step /= 2) x = min(x, __shfl_xor_sync(kFullMask, x, step));
-  return x;
-#endif
-}
-
 // The lane's `lane`-th of the k best by score + bias, -1 if there are fewer; all scores go to `scores`. A lane holds `kEach`.
 template <int kEach>
 FL_DEVICE int32_t choose_scored(const RouterParams& p, const float* logits, float* scores) {

@@ -75,17 +75,42 @@ fn quantising_gives_the_same_bytes() {
         let mantissa_and_sign = draw.bits() as u16 & 0x807f;
         values.push(bf16::from_bits(mantissa_and_sign | exponent << 7).to_f32());
     }
+    check_quantize(Fp4Kind::Nvfp4 { scale2: nvfp4::scale2_for(300.0) }, &values);
+    check_quantize(Fp4Kind::Mxfp4, &values);
+}
+
+/// Values halfway between two codes at their block's scale, which a product with its reciprocal would put on either side.
+#[test]
+fn ties_fall_as_a_division_has_them() {
+    for scale2 in [1.0, 3.0, 5.0, 7.0].map(|k| k / 8.0) {
+        let mut values = Vec::new();
+        for scale in (0x38..0x40).map(|code| e4m3::decode(code) * scale2) {
+            let halfway = [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0].map(|v| v * scale);
+            let block: Vec<f32> =
+                [6.0 * scale, 0.0].into_iter().chain(halfway.iter().flat_map(|&v| [v, -v])).collect();
+            if block.iter().all(|&v| bf16::from_f32(v).to_f32() == v) {
+                values.extend(block.repeat(2));
+            }
+        }
+        assert!(values.len() >= 2 * 32, "{scale2}");
+        check_quantize(Fp4Kind::Nvfp4 { scale2 }, &values);
+    }
+}
+
+fn check_quantize(kind: Fp4Kind, values: &[f32]) {
+    let (codes, scales) = match kind {
+        Fp4Kind::Nvfp4 { scale2 } => {
+            let blocks = nvfp4::quantize(values, scale2).unwrap();
+            (blocks.codes, blocks.scales)
+        }
+        Fp4Kind::Mxfp4 => mxfp4::quantize(values).unwrap(),
+    };
     let bits: Vec<bf16> = values.iter().map(|&v| bf16::from_f32(v)).collect();
-    let scale2 = nvfp4::scale2_for(300.0);
-    let by_16 = nvfp4::quantize(&values, scale2).unwrap();
-    let by_32 = mxfp4::quantize(&values).unwrap();
-    let cases = [(Fp4Kind::Nvfp4 { scale2 }, by_16.codes, by_16.scales), (Fp4Kind::Mxfp4, by_32.0, by_32.1)];
-    for (backend, (kind, codes, scales)) in backends().iter().flat_map(|b| cases.iter().map(move |c| (b, c)))
-    {
-        let x = DeviceBuffer::from_bytes(backend, bytemuck::cast_slice(&bits)).unwrap();
-        let [c, s] = [codes, scales].map(|b| DeviceBuffer::new(backend, b.len()).unwrap());
-        quantize_bf16(backend, *kind, &x, &c, &s).unwrap();
-        for (buffer, want) in [(c, codes), (s, scales)] {
+    for backend in backends() {
+        let x = DeviceBuffer::from_bytes(&backend, bytemuck::cast_slice(&bits)).unwrap();
+        let [c, s] = [&codes, &scales].map(|b| DeviceBuffer::new(&backend, b.len()).unwrap());
+        quantize_bf16(&backend, kind, &x, &c, &s).unwrap();
+        for (buffer, want) in [(c, &codes), (s, &scales)] {
             let mut found = vec![0; want.len()];
             buffer.download(0, &mut found).unwrap();
             assert_eq!(&found, want, "{} {kind:?}", backend.name());

@@ -22,6 +22,15 @@ FL_DEVICE uint32_t warp_max(uint32_t x) {
 #endif
 }
 
+FL_DEVICE uint32_t warp_min(uint32_t x) {
+#if defined(__CUDA_ARCH__)
+  return __reduce_min_sync(kFullMask, x);
+#else
+  for (int step = 16; step > 0; step /= 2) x = min(x, __shfl_xor_sync(kFullMask, x, step));
+  return x;
+#endif
+}
+
 // Over aligned groups of `width` lanes.
 FL_DEVICE uint32_t group_max(uint32_t x, int width) {
   for (int step = width / 2; step > 0; step /= 2) {

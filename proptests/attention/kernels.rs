@@ -7,8 +7,7 @@ use flashlane::format::kv_row::KvFormat;
 use proptest::prelude::*;
 
 use super::{Extra, POSITIONS, Setup};
-use crate::support::cuda::Cuda;
-use crate::support::cuda::device;
+use crate::support::cuda::{Cuda, device};
 use crate::support::{Draw, Dtype, config};
 
 /// Tokens times groups of 16 heads from which on the kernel for many runs (src/cuda/ops/attention.rs).
