@@ -207,6 +207,129 @@ fn row_counts_change_no_bit_with_swiglu() {
     judge_row_counts(256, 1, Some(10.0), 132, &[1, 8, 9, 33, 70]);
 }
 
+/// Kernels are chosen by how much of a device they fill, too: they run here on one that is taken for others, by size.
+#[cfg(feature = "cuda")]
+#[test]
+fn the_size_of_a_device_changes_no_bit() {
+    use std::sync::Arc;
+
+    use crate::support::cuda::{Cuda, device};
+    use flashlane::cuda::{Backend as _, Recorder};
+
+    let Some(device) = device() else { return };
+    let recorder = Recorder::new(device);
+    let (large, small) = (recorder.shared_memory(), 99 << 10);
+    let sizes = [(1, large), (4, large), (8, large), (132, large), (6, small)]
+        .map(|(n, shared)| Cuda::new("device of another size", Arc::new(recorder.as_if(n, shared))));
+    let (depth, per_group, rows) = (768, 70, 66);
+    let mut draw = Draw::new(5);
+    let values = draw.exact(per_group * depth, (1.0 / depth as f32).sqrt());
+    let x = draw.exact(rows * depth, 1.0);
+    for stored in formats(&values, depth).into_iter().chain([Stored::Bf16(values.clone())]) {
+        let run = |rows: usize, limit, size: &Cuda| {
+            let shape = Shape { rows, depth, per_group, groups: 1, limit, dtype: Dtype::Bf16, f32_out: true };
+            let mut built = build(&shape, &x[..rows * depth], &values);
+            built.case.weights[0].1.stored = stored.clone();
+            built.case.run_on(size).real(&built.out)
+        };
+        for limit in [None, Some(10.0)] {
+            let one = run(1, limit, &sizes[0]);
+            let all = run(rows, limit, &sizes[0]);
+            assert_eq!(one, all[..one.len()], "1 row");
+            for (rows, size) in [9, 40, 66].into_iter().flat_map(|rows| sizes.iter().map(move |s| (rows, s)))
+            {
+                let found = run(rows, limit, size);
+                assert_eq!(found, all[..found.len()], "{rows} rows");
+            }
+        }
+    }
+    let reached = recorder.launched();
+    let of_large = ["linear_64_eighth", "linear_64_half", "linear_64_turns", "linear_128", "linear_64_alone"];
+    let of_large = of_large.iter().filter(|_| large >= 227 << 10);
+    for kernel in ["linear_8", "linear_32", "linear_64", "linear_32_eighth"].iter().chain(of_large) {
+        assert!(reached.contains(*kernel), "{kernel} is not among {reached:?}");
+    }
+}
+
+/// Lanes of products of the same rows, each by the kernel for its number of rows and, of the first eight rows, by the one for few.
+#[cfg(feature = "cuda")]
+fn lanes_of_products(rows: usize, depth: usize, columns: &[usize]) -> (Case, Vec<[Value; 2]>) {
+    use flashlane::step::{Edge, EdgeKind, LaneId, LaneInfo, Node, NodeId};
+    let mut draw = Draw::new(13);
+    let (mut case, mut outs) = (Case::new(), Vec::new());
+    let x = case.real("x", Dtype::Bf16, &draw.exact(rows * depth, 1.0));
+    for (lane, &weight_rows) in (0..).map(LaneId).zip(columns) {
+        if lane != LaneId(0) {
+            let name = format!("main/{}", lane.0);
+            case.graph.lanes.push(LaneInfo { name, parent: Some(LaneId(0)) });
+        }
+        let first = case.graph.nodes.len();
+        let values = draw.exact(weight_rows * depth, (1.0 / depth as f32).sqrt());
+        for stored in formats(&values, depth).into_iter().chain([Stored::Bf16(values.clone())]) {
+            let weight = case.weight("weight", weight_rows, depth, stored);
+            outs.push([rows, 8].map(|rows| {
+                let (x, out) =
+                    (Value { len: rows * depth, ..x }, case.out("out", Dtype::F32, rows * weight_rows));
+                let epilogue = Epilogue::None;
+                let op = Linear { x, weight, out, rows, cols_in: depth, weight_rows, groups: 1, epilogue };
+                case.graph.nodes.push(Node { op: Op::Linear(op), lane, scope: "case".into(), waits: true });
+                out
+            }));
+        }
+        let node = |at: usize| NodeId(u32::try_from(at).unwrap());
+        let edge = |at| Edge { from: node(at - 1), to: node(at), kind: EdgeKind::Full };
+        case.graph.edges.extend((first + 1..case.graph.nodes.len()).map(edge));
+    }
+    (case, outs)
+}
+
+/// A row has the same bits when other kernels hold parts of the GPU, in every way to run a step, again and again.
+#[cfg(feature = "cuda")]
+#[test]
+fn rows_are_the_same_beside_other_kernels() {
+    use std::collections::BTreeMap;
+
+    use crate::gpu_engine::modes;
+    use crate::support::cuda::{device, executor};
+    use flashlane::cuda::{DeviceResident, DeviceStep, Options};
+
+    let Some(device) = device() else { return };
+    let on_gpu = device.name() == "gpu";
+    let (depth, columns, times) =
+        if on_gpu { (2048, [512, 1024, 64, 256], 40) } else { (512, [64, 20, 130, 16], 1) };
+    for rows in [64, 200] {
+        let (case, outs) = lanes_of_products(rows, depth, &columns);
+        let executor = executor(&device, &case, Options::default()).unwrap();
+        let (mut memory, resident) = case.memory(0);
+        let place = (
+            &DeviceStep::upload(&device, &case.graph, &memory).unwrap(),
+            &DeviceResident::upload(&device, &resident).unwrap(),
+        );
+        let mut first = None;
+        for mode in modes().take(if on_gpu { 8 } else { 1 }) {
+            let ready =
+                executor.ready_unproved(&case.graph, &case.plan, place, (mode, &BTreeMap::new())).unwrap();
+            for time in 0..times {
+                executor.start(&ready).unwrap();
+                device.synchronize().unwrap();
+                place.0.read_arena(&mut memory).unwrap();
+                let bits = |value: &Value| case.bytes(value.buffer, &memory, &resident).unwrap();
+                for (at, [many, few]) in outs.iter().enumerate() {
+                    assert!(
+                        bits(many).starts_with(bits(few)),
+                        "{mode:?}, {rows} rows, product {at}, run {time}"
+                    );
+                }
+                let all: Vec<Vec<u8>> = outs.iter().map(|[many, _]| bits(many).to_vec()).collect();
+                assert!(
+                    first.get_or_insert_with(|| all.clone()) == &all,
+                    "{mode:?}, {rows} rows, run {time}"
+                );
+            }
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(config(32))]
 
