@@ -45,7 +45,7 @@ class Marlin:
         self.torch, self.columns, self.depth, self.top_k = torch, columns, depth, top_k
         self.weight = codes(torch, EXPERTS, depth // 16, columns * 2)
         self.scales = torch.full((EXPERTS, depth // group, columns), 1.0, device="cuda").to(kind)
-        self.world = torch.ones(EXPERTS, device="cuda", dtype=torch.bfloat16) if name == "Nvfp4" else None
+        self.world = torch.ones(EXPERTS, device="cuda") if name == "Nvfp4" else None
         self.workspace = torch.zeros(4 * 256, device="cuda", dtype=torch.int32)
 
     def call(self, x, rows, routes):
@@ -71,7 +71,7 @@ class Marlin:
 
 
 def marlin(torch):
-    for name, sizes in [("Nvfp4", [1, 8, 64]), ("Mxfp4", [8])]:
+    for name, sizes in [("Nvfp4", [1, 8, 64]), ("Mxfp4", [8, 64])]:
         for kernel, lacks, columns, depth, top_k in [
             ("experts_up", "no SwiGLU", 2 * WIDTH, HIDDEN, TOP_K),
             ("experts_down", "experts not added", HIDDEN, WIDTH, 1),
@@ -112,7 +112,7 @@ class Triton:
     def routes(self, rows, node):
         logits = self.torch.full((rows, EXPERTS), -10.0, device="cuda", dtype=self.torch.bfloat16)
         logits.scatter_(1, self.torch.tensor(ids(rows, node), device="cuda"), 1.0)
-        return self.routing.routing(logits, TOP_K)
+        return self.routing.routing_torch(logits, TOP_K)  # The other takes powers of two alone.
 
     def up(self, x, weight, routes):
         w, precision = weight
@@ -144,11 +144,11 @@ def triton(torch, library):
         ("experts_down", library.down, HIDDEN, WIDTH),
     ]:
         weight = library.weight(columns, depth)
-        for rows in [8]:
+        for rows in [8, 64]:
             inputs = rows if depth == HIDDEN else rows * TOP_K
             xs = [torch.randn(inputs, depth, device="cuda").bfloat16() for _ in range(NODES)]
             calls = [call(x, weight, library.routes(rows, node)) for node, x in enumerate(xs)]
-            yield f"triton_kernels' matmul_ogs", kernel, shape("Mxfp4", rows), calls
+            yield "triton_kernels' matmul_ogs", kernel, shape("Mxfp4", rows), calls
 
 
 def suites(torch):
