@@ -15,6 +15,11 @@ const WEIGHT_ROWS: usize = 128;
 /// Shared memory of a block on architectures that have wgmma.
 const LARGE: usize = 227 << 10;
 
+/// Shared memory of a block that streams weights: eight rings of three stages, and two sets of sums.
+const STREAM: usize = 8 * 3 * (16 * 128 + 16 * 16) + 2 * 8 * 8 * 17 * 4;
+/// Blocks that do so on a multiprocessor.
+const STREAMING: usize = 3;
+
 /// A kernel, the activation rows and the weight rows of one of its blocks, and its dynamic shared memory.
 struct Shape {
     kernel: Kernel,
@@ -35,9 +40,11 @@ impl Shape {
             ffi::kWeightFp8Block => 128,
             _ => 256,
         };
-        if op.rows <= 8 || !(op.cols_in / op.groups).is_multiple_of(step) {
-            let (kernel, shared) = (Kernel::Linear8, 4 * 16 * (8 * 128 + 64 + 8 * 16 + 16));
-            return Self { kernel, rows: 8, weight_rows: 16, blocks: 1, threads: 256, shared };
+        let few = |kernel, shared| Self { kernel, rows: 8, weight_rows: 16, blocks: 1, threads: 256, shared };
+        match (op.rows, (op.cols_in / op.groups).is_multiple_of(step)) {
+            (..=8, true) if format == ffi::kWeightFp8Block => return few(Kernel::Linear8Fp8, STREAM),
+            (..=8, _) | (_, false) => return few(Kernel::Linear8, 4 * 16 * (8 * 128 + 64 + 8 * 16 + 16)),
+            _ => {}
         }
         let many = |kernel, rows, blocks| {
             let shared = shared(rows, blocks, format);
@@ -56,6 +63,12 @@ impl Shape {
             33.. if fp4 => many(Kernel::Linear64, 64, 4),
             _ => many(Kernel::Linear32, 32, 4),
         }
+    }
+
+    /// Blocks of the grid along the output columns: those that stream take one tile after another.
+    fn wide(&self, op: &Linear, multiprocessors: usize) -> usize {
+        let most = if self.kernel == Kernel::Linear8Fp8 { STREAMING * multiprocessors } else { usize::MAX };
+        self.across(op).min(most)
     }
 
     /// Blocks along the output columns.
@@ -105,20 +118,21 @@ struct Ring {
     threads: u32,
     /// Bytes of the ring.
     room: usize,
-    /// Blocks of a multiprocessor.
-    resident: usize,
+    /// For how many blocks a multiprocessor it is meant, in halves: more than the first, up to the second.
+    halves: [usize; 2],
+    fp4: bool,
 }
 
 #[rustfmt::skip]
 const RINGS: [Ring; 4] = [
-    Ring { kernel: Kernel::Linear32Eighth, from: 9, rows: 32, weight_rows: 128, blocks: 8, segments: 1, threads: 128, room: 99 << 10, resident: 1 },
-    Ring { kernel: Kernel::Linear64Eighth, from: 33, rows: 64, weight_rows: 128, blocks: 8, segments: 1, threads: 128, room: 112 << 10, resident: 1 },
-    Ring { kernel: Kernel::Linear64Half, from: 33, rows: 64, weight_rows: 64, blocks: 2, segments: 4, threads: 256, room: 224 << 10, resident: 1 },
-    Ring { kernel: Kernel::Linear64Turns, from: 33, rows: 64, weight_rows: 64, blocks: 2, segments: 1, threads: 128, room: 112 << 10, resident: 2 },
+    Ring { kernel: Kernel::Linear32Eighth, from: 9, rows: 32, weight_rows: 128, blocks: 8, segments: 1, threads: 128, room: 99 << 10, halves: [0, 2], fp4: true },
+    Ring { kernel: Kernel::Linear64Eighth, from: 33, rows: 64, weight_rows: 128, blocks: 8, segments: 1, threads: 128, room: 112 << 10, halves: [0, 2], fp4: false },
+    Ring { kernel: Kernel::Linear64Half, from: 33, rows: 64, weight_rows: 64, blocks: 2, segments: 4, threads: 256, room: 224 << 10, halves: [0, 2], fp4: false },
+    Ring { kernel: Kernel::Linear64Turns, from: 33, rows: 64, weight_rows: 64, blocks: 2, segments: 1, threads: 128, room: 112 << 10, halves: [1, 4], fp4: true },
 ];
 
 impl Ring {
-    /// `None` where another kernel is faster, or where its ring or two stages of it have no room.
+    /// `None` where another kernel is faster, as measured on an H200, or where the ring has no room.
     fn shape(&self, op: &Linear, format: u32, b: &Bound<'_>) -> Option<Shape> {
         let stages = (self.room / self.stage(format)).min(8);
         let sums = 4 * self.segments * self.rows * (self.weight_rows + 4);
@@ -130,9 +144,11 @@ impl Ring {
             threads: self.threads,
             shared: (stages * self.stage(format)).max(sums),
         };
-        let room = stages >= 2 && self.room * self.resident <= b.all.shared_memory;
-        let meant = op.rows >= self.from && shape.count(op) <= self.resident * b.all.multiprocessors;
-        (room && meant).then_some(shape)
+        let [halves, multiprocessors] = [2 * shape.count(op), b.all.multiprocessors];
+        let places = halves > self.halves[0] * multiprocessors && halves <= self.halves[1] * multiprocessors;
+        let fp4 = format != ffi::kWeightBf16 && format != ffi::kWeightFp8Block;
+        let room = self.room * self.halves[1] / 2 <= b.all.shared_memory;
+        (op.rows >= self.from && places && room && (self.fp4 || !fp4)).then_some(shape)
     }
 
     /// Bytes of a stage: a step of each segment.
@@ -174,6 +190,6 @@ pub(super) fn launch(op: &Linear, b: &Bound<'_>) -> Result<Launch, CudaError> {
         pad: 0,
     };
     let shape = Shape::of(op, &params.weight, b);
-    let grid = [shape.across(op), op.rows.div_ceil(shape.rows), 1];
+    let grid = [shape.wide(op, b.all.multiprocessors), op.rows.div_ceil(shape.rows), 1];
     Ok(Launch::new(shape.kernel, grid, shape.threads, shape.shared, &params))
 }
