@@ -82,6 +82,16 @@ FL_DEVICE void up_multiply(const ExpertsUpParams& p, const Item* items, const in
   }
 }
 
+// A warp asks for a unit's stage.
+template <int kFormat>
+FL_DEVICE void up_fetch(const ExpertsUpParams& p, const Item* items, const UpUnits& at, int slot, Fp4Shared& s,
+                        unsigned char* ring) {
+  if (!at.more()) return;
+  SliceStage<kFormat, 2> shape(p.hidden);
+  int64_t gate = (int64_t)items[at.item].expert * 2 * p.width + at.within * shape.rows();
+  shape.fetch(ring + slot * shape.bytes(), p.weight, gate, p.width, &s.full[slot]);
+}
+
 // A warp that adds: the sums of every fourth unit's columns over the slices, to h. It asks for every fourth stage.
 template <int kFormat>
 FL_DEVICE void up_add(const ExpertsUpParams& p, const Item* items, const int16_t* kept, int first_pair, int num_pairs,
@@ -92,13 +102,7 @@ FL_DEVICE void up_add(const ExpertsUpParams& p, const Item* items, const int16_t
   int own = warp_idx() - kSliceWarps, parity = 0;
   float global = 0.0f, weight[2] = {0.0f, 0.0f};
   uint16_t* h[2] = {nullptr, nullptr};
-  auto fetch = [&](const UpUnits& of) {
-    if (!of.more()) return;
-    int64_t gate = (int64_t)items[of.item].expert * 2 * p.width + of.within * rows;
-    shape.fetch(ring + own * shape.bytes(), p.weight, gate, p.width, &s.full[own]);
-  };
   at.skip(own);
-  fetch(at);
   for (UpUnits ahead = at; at.more(); at = ahead, parity ^= 1) {
     if (at.item != held) {
       Item item = items[held = at.item];
@@ -116,7 +120,7 @@ FL_DEVICE void up_add(const ExpertsUpParams& p, const Item* items, const int16_t
     barrier_wait(&s.done[own], parity);
     __syncwarp();
     ahead.skip(kAdders);
-    fetch(ahead);
+    up_fetch<kFormat>(p, items, ahead, own, s, ring);
     for (int tile = 0; tile < shape.tiles; ++tile) {
       const float* partial = s.partial[own] + tile * slices * kPartial;
       float2 gate = sum_slices(partial, slices, 0), up = sum_slices(partial, slices, 1);
@@ -153,8 +157,8 @@ struct DownBlock {
 
   FL_DEVICE int token(uint32_t place) const { return (int)((place & kPairMask) * ((0xffffu + p.k) / (uint32_t)p.k) >> 16); }
 
-  // A block fills the places, where the pairs are.
-  FL_DEVICE void fill_places() const {
+  // A block fills the places, where the pairs are; `global` is of the thread's first item.
+  FL_DEVICE void fill_places(float global) const {
     for (int i = threadIdx.x; i < num_items; i += kThreads) {
       Item item = items[i];
       uint16_t* own = places + i * kItemPairs;
@@ -163,7 +167,7 @@ struct DownBlock {
       for (int n = 1; n < item.count; ++n) flags |= token(own[n]) == token(own[n - 1]) ? kPairTwice : 0;
       for (int n = item.count; n < kItemPairs; ++n) own[n] = (uint16_t)(own[0] | kPairBeyond);
       for (int n = 0; n < kItemPairs; ++n) own[n] |= (uint16_t)flags;
-      globals[i] = tile_scale(p.weight, item.expert);
+      globals[i] = i < kThreads ? global : tile_scale(p.weight, item.expert);
     }
   }
 };
@@ -211,18 +215,17 @@ FL_DEVICE int down_fetch(const DownBlock& b, int item, int slot) {
     int64_t row = (int64_t)b.items[item].expert * b.p.hidden + b.base;
     shape.fetch(b.ring + slot * shape.bytes(), b.p.weight, row, 0, &b.s.full[slot]);
   }
-  while (!(b.places[item++ * kItemPairs] & kPairLast)) {
-  }
+  do ++item;
+  while (item < b.num_items && b.items[item].expert == b.items[item - 1].expert);
   return item;
 }
 
 // The warps that add an item's products to the sums [token][row], each its rows; a token that chose an expert twice adds its
 // pairs in order.
 template <int kFormat>
-FL_DEVICE void down_add(const DownBlock& b, float* sums) {
+FL_DEVICE void down_add(const DownBlock& b, int ahead, float* sums) {
   SliceStage<kFormat, 1> shape(b.p.width);
-  int slices = b.p.width / kSliceCols, rows = shape.rows(), q = lane_idx() % 4, ahead = 0;
-  for (int i = 0; i < kSlots; ++i) ahead = down_fetch<kFormat>(b, ahead, i);
+  int slices = b.p.width / kSliceCols, rows = shape.rows(), q = lane_idx() % 4;
   Place set, slot;
 #pragma unroll 1
   for (int i = 0; i < b.num_items; ++i, set.next(kSlots)) {
@@ -283,8 +286,14 @@ FL_DEVICE void up_body(const ExpertsUpParams& p, unsigned char* dynamic) {
   int16_t* kept = (int16_t*)(items + p.items);
   init_barriers(s, 1);
   find_items<kThreads>(p.ids, first_pair, first_pair + num_pairs, p.experts, kept, items, s.routes);
-  if (s.routes.invalid) clear_invalid(p, kept, first_pair, num_pairs);
   UpUnits at(s.routes.num_items, p.width / shape.rows());
+  if (warp_idx() >= kSliceWarps) {
+    // The first stages are on their way before anything else.
+    UpUnits first = at;
+    first.skip(warp_idx() - kSliceWarps);
+    up_fetch<kFormat>(p, items, first, warp_idx() - kSliceWarps, s, ring);
+  }
+  if (s.routes.invalid) clear_invalid(p, kept, first_pair, num_pairs);
   __syncthreads();
   if (warp_idx() < kSliceWarps) {
     up_multiply<kFormat>(p, items, kept, first_pair, num_pairs, at, s, ring);
@@ -308,15 +317,19 @@ FL_DEVICE void down_body(const ExpertsDownParams& p, unsigned char* dynamic) {
   init_barriers(s, kAdders);
   for (int i = threadIdx.x; i < tokens * rows; i += kThreads) sums[i] = 0.0f;
   find_items<kThreads, true>(p.ids, first_pair, first_pair + num_pairs, p.experts, kept, items, s.routes);
-  sort_pairs(kept, num_pairs, s.routes, places);
   DownBlock b{p, s, ring, items, places, globals, s.routes.num_items, first_pair, base};
-  b.fill_places();
+  // The first stages are on their way, and the scales, while pairs are sorted.
+  int ahead = 0;
+  for (int i = 0; warp_idx() >= kSliceWarps && i < kSlots; ++i) ahead = down_fetch<kFormat>(b, ahead, i);
+  float global = (int)threadIdx.x < b.num_items ? tile_scale(p.weight, items[threadIdx.x].expert) : 0.0f;
+  sort_pairs(kept, num_pairs, s.routes, places);
+  b.fill_places(global);
   __syncthreads();
   if (b.num_items == 0) {
   } else if (warp_idx() < kSliceWarps) {
     down_multiply<kFormat>(b);
   } else {
-    down_add<kFormat>(b, sums);
+    down_add<kFormat>(b, ahead, sums);
   }
   __syncthreads();
   down_store(p, first_token, tokens, base, rows, sums);

@@ -200,15 +200,23 @@ FL_DEVICE void spill_slice(const float (&acc)[4], float* out) {
   at[kPartial / 4] = {acc[2], acc[3]};
 }
 
-// The sums of a row tile's slices, the first set at `partial`, in order: the two that this lane's place is for, of its first or
-// second row.
-FL_DEVICE float2 sum_slices(const float* partial, int slices, int second) {
-  const float2* at = (const float2*)(partial + lane_idx() * 2) + second * (kPartial / 4);
+// `kSlices` of them, or `slices`.
+template <int kSlices>
+FL_DEVICE float2 add_slices(const float2* at, int slices) {
   float2 total = {0.0f, 0.0f};
-#pragma unroll 8
-  for (int s = 0; s < slices; ++s) {
+#pragma unroll(kSlices > 0 ? kSlices : 1)
+  for (int s = 0; s < (kSlices > 0 ? kSlices : slices); ++s) {
     float2 part = at[s * (kPartial / 2)];
     total.x += part.x, total.y += part.y;
   }
   return total;
+}
+
+// The sums of a row tile's slices, the first set at `partial`, in order: the two that this lane's place is for, of its first or
+// second row.
+FL_DEVICE float2 sum_slices(const float* partial, int slices, int second) {
+  const float2* at = (const float2*)(partial + lane_idx() * 2) + second * (kPartial / 4);
+  if (slices == 16) return add_slices<16>(at, slices);
+  if (slices == 8) return add_slices<8>(at, slices);
+  return add_slices<0>(at, slices);
 }
