@@ -44,8 +44,11 @@ class Marlin:
         group, kind = {"Nvfp4": (16, torch.float8_e4m3fn), "Mxfp4": (32, torch.float8_e8m0fnu)}[name]
         self.torch, self.columns, self.depth, self.top_k = torch, columns, depth, top_k
         self.weight = codes(torch, EXPERTS, depth // 16, columns * 2)
-        self.scales = torch.full((EXPERTS, depth // group, columns), 1.0, device="cuda").to(kind)
-        self.world = torch.ones(EXPERTS, device="cuda") if name == "Nvfp4" else None
+        # A scale of one: in NVFP4 as vLLM writes it, 5 bits of exponent with a bias of 8, and 3 of mantissa; and what the
+        # expansion of codes leaves out lies in the second-level scale.
+        one = {"Nvfp4": 0xB0, "Mxfp4": 127}[name]
+        self.scales = torch.full((EXPERTS, depth // group, columns), one, device="cuda", dtype=torch.uint8).view(kind)
+        self.world = torch.full((EXPERTS,), 2.0**119, device="cuda") if name == "Nvfp4" else None
         self.workspace = torch.zeros(4 * 256, device="cuda", dtype=torch.int32)
 
     def call(self, x, rows, routes):
