@@ -10,7 +10,6 @@
 #include "compress.h"
 
 #include "common/kv_row.h"
-#include "common/pdl.h"
 #include "common/pool.h"
 
 constexpr int kThreads = kHeadDim;
@@ -24,7 +23,10 @@ FL_DEVICE void store_row(const CompressParams& p, float value, int64_t slot, flo
   if (warp_idx() == 0 && slot_valid(slot, p.pages, p.page_rows)) {
     float v[16];
 #pragma unroll
-    for (int i = 0; i < 16; ++i) v[i] = row[lane_idx() * 16 + i];
+    for (int i = 0; i < 4; ++i) {
+      float4 four = ((const float4*)row)[lane_idx() * 4 + i];
+      v[4 * i] = four.x, v[4 * i + 1] = four.y, v[4 * i + 2] = four.z, v[4 * i + 3] = four.w;
+    }
     kv_store(v, p.pool, slot, p.page_rows, p.format, p.trained != 0);
   }
   __syncthreads();
@@ -33,17 +35,15 @@ FL_DEVICE void store_row(const CompressParams& p, float value, int64_t slot, flo
 }  // namespace
 
 FL_KERNEL(kThreads, compress_c4, CompressParams) {
-  __shared__ float scratch[kThreads / kWarp];
-  __shared__ float row[kHeadDim];
+  __shared__ __align__(16) float scratch[kThreads / kWarp];
+  __shared__ __align__(16) float row[kHeadDim];
   float* out = row;
-  pdl_wait();
   c4_compress<kHeadDim>(p, scratch, [&p, out](float value, int64_t slot) { store_row(p, value, slot, out); });
 }
 
 FL_KERNEL(kThreads, compress_c128, CompressParams) {
-  __shared__ float scratch[kThreads / kWarp];
-  __shared__ float row[kHeadDim];
+  __shared__ __align__(16) float scratch[kThreads / kWarp];
+  __shared__ __align__(16) float row[kHeadDim];
   float* out = row;
-  pdl_wait();
   c128_compress<kHeadDim>(p, scratch, [&p, out](float value, int64_t slot) { store_row(p, value, slot, out); });
 }

@@ -3,6 +3,7 @@
 
 #include "compress.h"
 #include "kernel.h"
+#include "pdl.h"
 #include "reduce.h"
 #include "rows.h"
 
@@ -25,19 +26,29 @@ struct RequestTokens {
   }
 };
 
-// Normed and rotated value of this thread's channel.
+// What a row needs once it is pooled, on its way before that: the angle of this thread's channel, and the row's place.
 template <int kWidth>
-FL_DEVICE float norm_and_rotate(float pooled, const CompressParams& p, int position, float* scratch) {
-  int channel = threadIdx.x;
-  float scale = 1.0f / sqrtf(block_sum(pooled * pooled, scratch) / (float)kWidth + p.eps);
-  float value = pooled * scale * gain_at(p.norm, channel);
-  float other = __shfl_xor_sync(kFullMask, value, 1);
-  if (channel < kWidth - kRopeDim) return value;
-  int row = position < p.max_positions ? position : p.max_positions - 1;
-  int pair = (channel - (kWidth - kRopeDim)) / 2;
-  float2 angle = ((const float2*)p.rope)[(int64_t)row * (kRopeDim / 2) + pair];
-  return channel % 2 == 0 ? value * angle.x - other * angle.y : other * angle.y + value * angle.x;
-}
+struct RowEnd {
+  static constexpr int kFirstRotated = kWidth - kRopeDim;
+  float2 angle;
+  int64_t slot;
+
+  // The row of the token at `index`, whose first token has `position`.
+  FL_DEVICE RowEnd(const CompressParams& p, int64_t request, int index, int position) : angle{1.0f, 0.0f} {
+    int channel = threadIdx.x;
+    if (channel >= kFirstRotated) angle = *rope_angles(p.rope, position, p.max_positions, (channel - kFirstRotated) / 2);
+    slot = p.row_slot[request * p.per_request + index];
+  }
+
+  // Normed and rotated value of this thread's channel.
+  FL_DEVICE float norm_and_rotate(float pooled, float gain, float eps, float* scratch) const {
+    float scale = 1.0f / sqrtf(block_sum<kWidth>(pooled * pooled, scratch) / (float)kWidth + eps);
+    float value = pooled * scale * gain;
+    float other = __shfl_xor_sync(kFullMask, value, 1);
+    if ((int)threadIdx.x < kFirstRotated) return value;
+    return threadIdx.x % 2 == 0 ? value * angle.x - other * angle.y : other * angle.y + value * angle.x;
+  }
+};
 
 // Projections of a token: `column` of kv and of gate with its `ape`.
 struct Candidate {
@@ -48,12 +59,12 @@ template <int kWidth>
 FL_DEVICE Candidate c4_candidate(const CompressParams& p, const RequestTokens& tokens, int64_t request, const float* state,
                                  int position, int half) {
   int column = half * kWidth + threadIdx.x;
-  if (position >= tokens.first) {
-    const float* row = p.kvg + (request * p.per_request + position - tokens.first) * (4 * kWidth);
-    return {row[column], row[2 * kWidth + column] + p.ape[position % 4 * 2 * kWidth + column]};
-  }
-  const float* slot = state + (int64_t)c4_state_slot(position) * (4 * kWidth);
-  return {slot[column], slot[2 * kWidth + column]};
+  // No branch around the loads, so that all of a row's are under way at once.
+  bool in_step = position >= tokens.first;
+  const float* row = in_step ? p.kvg + (request * p.per_request + position - tokens.first) * (4 * kWidth)
+                             : state + (int64_t)c4_state_slot(position) * (4 * kWidth);
+  float ape = in_step ? p.ape[position % 4 * 2 * kWidth + column] : 0.0f;
+  return {row[column], row[2 * kWidth + column] + ape};
 }
 
 // Ratio 4: the eight candidates of the row that the token at `position` completes, in order of position.
@@ -61,14 +72,14 @@ template <int kWidth>
 FL_DEVICE float c4_pool(const CompressParams& p, const RequestTokens& tokens, int64_t request, const float* state,
                         int position) {
   Candidate all[8];
-  float largest = -INFINITY;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) all[i] = c4_candidate<kWidth>(p, tokens, request, state, max(0, position - 7 + i), i / 4);
+  float largest = -INFINITY, sum = 0.0f, pooled = 0.0f;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    int at = position - 7 + i;
-    all[i] = at < 0 ? Candidate{0.0f, -INFINITY} : c4_candidate<kWidth>(p, tokens, request, state, at, i / 4);
+    if (position - 7 + i < 0) all[i] = {0.0f, -INFINITY};
     largest = fmaxf(largest, all[i].gate);
   }
-  float sum = 0.0f, pooled = 0.0f;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     float weight = expf(all[i].gate - largest);
@@ -94,6 +105,8 @@ template <int kWidth, class Store>
 FL_DEVICE void c4_compress(const CompressParams& p, float* scratch, Store store) {
   int64_t request = blockIdx.x / p.splits;
   int split = blockIdx.x % p.splits;
+  float gain = gain_at(p.norm, threadIdx.x);
+  pdl_wait();
   RequestTokens tokens(p, (int)request);
   int32_t state_index = p.state_slot[request];
   if (state_index < 0 || state_index >= p.state_slots) return;
@@ -101,9 +114,9 @@ FL_DEVICE void c4_compress(const CompressParams& p, float* scratch, Store store)
 
   for (int i = (3 - tokens.first % 4) + 4 * split; tokens.valid(i); i += 4 * p.splits) {
     int position = tokens.first + i;
+    RowEnd<kWidth> end(p, request, i, position - 3);
     float pooled = c4_pool<kWidth>(p, tokens, request, state, position);
-    float value = norm_and_rotate<kWidth>(pooled, p, position - 3, scratch);
-    store(value, p.row_slot[request * p.per_request + i]);
+    store(end.norm_and_rotate(pooled, gain, p.eps, scratch), end.slot);
   }
   // Rows read the states of older tokens, which the writes below may replace.
   __syncthreads();
@@ -131,11 +144,13 @@ struct Online {
 template <int kWidth, class Store>
 FL_DEVICE void c128_compress(const CompressParams& p, float* scratch, Store store) {
   int64_t request = blockIdx.x / p.splits;
+  int channel = threadIdx.x;
+  float gain = gain_at(p.norm, channel);
+  pdl_wait();
   RequestTokens tokens(p, (int)request);
   int32_t state_index = p.state_slot[request];
   if (!tokens.valid(0) || state_index < 0 || state_index >= p.state_slots) return;
   float* state = p.state + (int64_t)state_index * 2 * 3 * kWidth;
-  int channel = threadIdx.x;
 
   // Segment s holds the positions of one row of 128; a block takes every `splits`-th.
   for (int s = blockIdx.x % p.splits;; s += p.splits) {
@@ -149,6 +164,8 @@ FL_DEVICE void c128_compress(const CompressParams& p, float* scratch, Store stor
     for (int i = start - tokens.first; tokens.valid(i) && (tokens.first + i) / 128 == start / 128; ++i) {
       int position = tokens.first + i;
       const float* row = p.kvg + (request * p.per_request + i) * (2 * kWidth);
+      bool completes = position % 128 == 127;
+      RowEnd<kWidth> end(p, request, i, completes ? position - 127 : 0);
       online.add(row[channel], row[kWidth + channel] + p.ape[position % 128 * kWidth + channel]);
       if (!tokens.valid(i + 2)) {
         float* after = state + (int64_t)(position % 2) * 3 * kWidth;
@@ -156,10 +173,7 @@ FL_DEVICE void c128_compress(const CompressParams& p, float* scratch, Store stor
         after[kWidth + channel] = online.sum;
         after[2 * kWidth + channel] = online.acc;
       }
-      if (position % 128 == 127) {
-        float value = norm_and_rotate<kWidth>(online.acc / online.sum, p, position - 127, scratch);
-        store(value, p.row_slot[request * p.per_request + i]);
-      }
+      if (completes) store(end.norm_and_rotate(online.acc / online.sum, gain, p.eps, scratch), end.slot);
     }
   }
 }

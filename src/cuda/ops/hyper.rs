@@ -14,7 +14,7 @@ const BLOCKS: usize = 8;
 const MAX_TOKENS: usize = 7;
 const CLUSTERS: usize = 15;
 /// `Shared` of the kernels.
-const SHARED: usize = 8 * (8 + (8 * 32 + 2 * 32 + 1 + MAX_STREAMS) * 4);
+const SHARED: usize = 4 * 512 + 8 * (256 * 16 + (8 * 32 + 8 * 32 + 8 * 8 + MAX_STREAMS + 1) * 4);
 
 // SAFETY: generated from the kernel's header; gaps are explicit.
 unsafe impl Params for HyperPreParams {}
@@ -65,7 +65,7 @@ pub(super) fn post(op: &HyperPost, b: &Bound<'_>) -> Result<Launch, CudaError> {
         n: b.dim("streams", n)?,
         hidden: b.dim("hidden size", op.hidden)?,
     };
-    let columns = op.hidden.div_ceil(THREADS as usize).max(1);
+    let columns = op.hidden.div_ceil(4 * THREADS as usize).max(1);
     Ok(Launch::new(Kernel::HyperPost, [rows, columns, 1], THREADS, 0, &params))
 }
 
