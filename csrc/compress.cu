@@ -5,7 +5,8 @@
 // 4 KiB and 6 KiB of state and writes 6 KiB. A row adds 584 or 1,024 bytes. At decode the launch is the cost.
 // Notes: (1) a thread owns a channel, a block a request, so softmax and state need no exchange; only norm, rotation and
 // store cross channels; (2) ratio 128 updates token by token in prefill too: decoding continues with the same bits;
-// (3) at ratio 4 a block's rows are independent, so a prefill block is split over `splits` thread blocks; (4) 64-bit page
+// (3) at ratio 4 what a row needs is read at once, gains before the wait and the block's first token before its position is known;
+// a block's rows are independent, so a prefill block is split over `splits` thread blocks; (4) 64-bit page
 // and state offsets; slots outside their bounds are skipped.
 #include "compress.h"
 

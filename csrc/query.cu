@@ -2,7 +2,7 @@
 //
 // Bytes: 2 KiB a head, half read and half written; 128 KiB a token with 64 heads.
 // Notes: (1) a warp owns a head and a lane 16 neighbouring dims, so a rotation pair stays in a lane and no barrier is
-// needed; (2) two 16-byte loads a lane are in flight before the first use.
+// needed; (2) a lane's values and angles are in flight before the first use.
 #include "query.h"
 
 #include "common/pdl.h"

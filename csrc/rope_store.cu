@@ -2,7 +2,8 @@
 //
 // Bytes: 1,024 read and 584 (fp8) or 1,024 (bf16) written a token; at decode the launch is the cost.
 // Notes: (1) a warp owns a token and a lane 16 neighbouring dims: one scale tile is four lanes, a rotation pair one lane,
-// and nothing needs a barrier; (2) 64-bit page offsets; a slot outside the pool is not stored.
+// and nothing needs a barrier; (2) gains are read before the wait, angles before the norm; (3) 64-bit page offsets; a slot outside
+// the pool is not stored.
 #include "rope_store.h"
 
 #include "common/kv_row.h"

@@ -1,8 +1,8 @@
 // router: the experts of a token, the k best of score + bias or a row of a table, and their normalised weights.
 //
 // Bytes: 4 * experts read a token; at decode the launch is the cost.
-// Notes: (1) a warp a token, whose lanes hold every 32nd score in registers; k rounds of a warp-wide maximum over the keys, ties to
-// the smaller id, in which only the lane that had the best looks for its next; (2) the chosen are written in ascending id, so that
+// Notes: (1) a block scores a token's experts and a warp chooses, every 32nd key in a lane's registers; k rounds of a warp-wide
+// maximum over the keys, ties to the smaller id; (2) the chosen are written in ascending id, so that
 // the experts that follow add in that order; (3) ids from a table are checked against the number of experts before use; (4) all
 // loads are under way at once.
 #include "router.h"

@@ -6,6 +6,7 @@
 #include "convert.h"
 #include "kv_row.h"
 #include "lookup.h"
+#include "rows.h"
 #include "stream.h"
 
 constexpr int kThreads = 256;
@@ -63,13 +64,6 @@ struct Shared {
   const uint8_t* data[kRound][kTile];
   const uint8_t* scale_data[kRound][kTile];
 };
-
-// Brings the line of an address to the second-level cache.
-FL_DEVICE void prefetch(const void* at) {
-#if defined(__CUDA_ARCH__)
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
-#endif
-}
 
 // What leads to a token's rows comes nearer before its position is known.
 FL_DEVICE void prefetch_lists(const AttentionParams& p, int64_t t) {

@@ -89,16 +89,27 @@ FL_DEVICE float c4_pool(const CompressParams& p, const RequestTokens& tokens, in
   return pooled / sum;
 }
 
-template <int kWidth>
-FL_DEVICE void c4_write_state(const CompressParams& p, int64_t request, float* state, int index, int position) {
-  const float* row = p.kvg + (request * p.per_request + index) * (4 * kWidth);
-  const float* ape = p.ape + position % 4 * 2 * kWidth;
-  float* slot = state + (int64_t)c4_state_slot(position) * (4 * kWidth);
-  for (int i = threadIdx.x; i < 2 * kWidth; i += kWidth) {
-    slot[i] = row[i];
-    slot[2 * kWidth + i] = row[2 * kWidth + i] + ape[i];
+// What a token gives its state: this thread's channel in both halves.
+struct Given {
+  float kv[2], gate[2];
+
+  template <int kWidth>
+  FL_DEVICE void load(const CompressParams& p, int64_t request, int index) {
+    const float* row = p.kvg + (request * p.per_request + index) * (4 * kWidth) + threadIdx.x;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) kv[half] = row[half * kWidth], gate[half] = row[(2 + half) * kWidth];
   }
-}
+  template <int kWidth>
+  FL_DEVICE void store(const CompressParams& p, float* state, int position) const {
+    const float* ape = p.ape + position % 4 * 2 * kWidth + threadIdx.x;
+    float* slot = state + (int64_t)c4_state_slot(position) * (4 * kWidth) + threadIdx.x;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      slot[half * kWidth] = kv[half];
+      slot[(2 + half) * kWidth] = gate[half] + ape[half * kWidth];
+    }
+  }
+};
 
 // Every row and state of one request at ratio 4; `store(value, slot)` gets each finished row, a channel a thread.
 template <int kWidth, class Store>
@@ -106,7 +117,11 @@ FL_DEVICE void c4_compress(const CompressParams& p, float* scratch, Store store)
   int64_t request = blockIdx.x / p.splits;
   int split = blockIdx.x % p.splits;
   float gain = gain_at(p.norm, threadIdx.x);
+  // At decode the token that is there, on its way before its position is known.
+  if (threadIdx.x < 8 * kWidth / 32) prefetch(p.ape + 32 * threadIdx.x);
   pdl_wait();
+  Given given;
+  given.load<kWidth>(p, request, min(split, p.per_request - 1));
   RequestTokens tokens(p, (int)request);
   int32_t state_index = p.state_slot[request];
   if (state_index < 0 || state_index >= p.state_slots) return;
@@ -123,7 +138,9 @@ FL_DEVICE void c4_compress(const CompressParams& p, float* scratch, Store store)
   for (int i = split; tokens.valid(i); i += p.splits) {
     int position = tokens.first + i;
     bool replaced = position % kBlockTokens + 8 < kBlockTokens && tokens.valid(i + 8);
-    if (!replaced) c4_write_state<kWidth>(p, request, state, i, position);
+    if (replaced) continue;
+    if (i != split) given.load<kWidth>(p, request, i);
+    given.store<kWidth>(p, state, position);
   }
 }
 
@@ -145,7 +162,6 @@ template <int kWidth, class Store>
 FL_DEVICE void c128_compress(const CompressParams& p, float* scratch, Store store) {
   int64_t request = blockIdx.x / p.splits;
   int channel = threadIdx.x;
-  float gain = gain_at(p.norm, channel);
   pdl_wait();
   RequestTokens tokens(p, (int)request);
   int32_t state_index = p.state_slot[request];
@@ -164,8 +180,6 @@ FL_DEVICE void c128_compress(const CompressParams& p, float* scratch, Store stor
     for (int i = start - tokens.first; tokens.valid(i) && (tokens.first + i) / 128 == start / 128; ++i) {
       int position = tokens.first + i;
       const float* row = p.kvg + (request * p.per_request + i) * (2 * kWidth);
-      bool completes = position % 128 == 127;
-      RowEnd<kWidth> end(p, request, i, completes ? position - 127 : 0);
       online.add(row[channel], row[kWidth + channel] + p.ape[position % 128 * kWidth + channel]);
       if (!tokens.valid(i + 2)) {
         float* after = state + (int64_t)(position % 2) * 3 * kWidth;
@@ -173,7 +187,10 @@ FL_DEVICE void c128_compress(const CompressParams& p, float* scratch, Store stor
         after[kWidth + channel] = online.sum;
         after[2 * kWidth + channel] = online.acc;
       }
-      if (completes) store(end.norm_and_rotate(online.acc / online.sum, gain, p.eps, scratch), end.slot);
+      if (position % 128 == 127) {
+        RowEnd<kWidth> end(p, request, i, position - 127);
+        store(end.norm_and_rotate(online.acc / online.sum, gain_at(p.norm, channel), p.eps, scratch), end.slot);
+      }
     }
   }
 }

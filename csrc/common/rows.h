@@ -4,6 +4,13 @@
 #include "kernel.h"
 #include "weight.h"
 
+// Brings the line of an address to the second-level cache.
+FL_DEVICE void prefetch(const void* at) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
+#endif
+}
+
 FL_DEVICE float gain_at(const Gain& gain, int64_t i) {
   return gain.is_f32 ? ((const float*)gain.data)[i] : bf16_to_float(((const uint16_t*)gain.data)[i]);
 }
