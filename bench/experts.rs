@@ -25,7 +25,7 @@ pub(crate) fn benches(at: At) -> Vec<Bench> {
     let cpu =
         [(256, 128), (1024, 512)].map(|(hidden, width)| [1, 8, 256].map(|rows| small(hidden, width, rows)));
     let gpu = [1, 8, 64].map(|rows| full(WeightFormat::Nvfp4, rows));
-    let gpu = [&gpu[..], &[full(WeightFormat::Mxfp4, 8)]].concat();
+    let gpu = [&gpu[..], &[8, 64].map(|rows| full(WeightFormat::Mxfp4, rows))].concat();
     at.pick(cpu.concat(), gpu).into_iter().flat_map(|shape| [up(shape), down(shape)]).collect()
 }
 

@@ -9,9 +9,10 @@ use serde_json::{Value, json};
 
 use crate::bench::Bench;
 
-/// Names the file to write, and the commit that was built where no `git` tells it.
+/// Names the file to write, the commit that was built where no `git` tells it, and the run, to find records of the same one by.
 const FILE: &str = "FLASHLANE_BENCH_JSON";
 const COMMIT: &str = "FLASHLANE_BENCH_COMMIT";
+const RUN: &str = "FLASHLANE_BENCH_RUN";
 
 pub(crate) struct Report {
     started: SystemTime,
@@ -68,6 +69,7 @@ impl Report {
             "driver": output("nvidia-smi", &["--id=0", "--query-gpu=driver_version", "--format=csv,noheader"]),
             "commit": std::env::var(COMMIT).ok().or_else(|| output("git", &["rev-parse", "--short", "HEAD"])),
             "date": output("date", &["-u", "+%F"]),
+            "run": std::env::var(RUN).ok(),
             "bytes_per_second": ceilings,
             "cases": cases.collect::<Vec<_>>(),
         });

@@ -54,6 +54,7 @@ FL_DEVICE void score_segment(const IndexScores& p, int64_t t, int first, int cou
   __syncthreads();
   cluster_wait();
   tiles.score(tile, end, visible, head.query, scores);
+  tiles.meet_until(end - first / kGroupRows);
 }
 
 template <bool kSimple, int kBlocks>

@@ -5,7 +5,7 @@
 // what the bytes allow), 26.9, 25.5 and 19.3 for 64 rows, 37.4, 35.9 and 35.8 for 256.
 // Notes: (1) K is cut into 8 segments of every eighth step of 128 bytes, each summed from zero; those of a half are added in
 // order, and then the halves: one canonical sum, whatever the number of rows; (2) up to 8 rows a block of `linear_8` owns 16
-// weight rows, a warp a segment; for more a block owns 128 weight rows and 32, 64 or 128 rows, and a cluster of four or two
+// weight rows, a warp a segment; one of `linear_8_fp8` takes such tiles one after another (common/few.h); for more a block owns 128 weight rows and 32, 64 or 128 rows, and a cluster of four or two
 // shares the segments out, or a block has them all where blocks are many (`alone`); (3) every path sums the same sixteens of
 // elements in the same order, by mma or by wgmma, which give the same bits on sm_90a; (4) weights stream through a ring of
 // stages, of which the first are on their way before the wait for the kernel before: weights never change; (5) with SwiGLU
@@ -14,57 +14,15 @@
 #include "linear.h"
 
 #include "common/cluster.h"
+#include "common/few.h"
 #include "common/pdl.h"
 #include "common/wide.h"
 
-constexpr int kFewThreads = kSegments * kWarp;
-constexpr int kFewRows = kTileCols;
 namespace {
-
-// The weight rows of a block, in `high` tiles of 16; they do not cross groups, and past the end the last one is repeated and
-// not stored.
-struct RowMap {
-  int group, base, count, width;  // Output columns base .. base + count - 1, of `width` that a block has.
-  bool swiglu;
-  int columns;
-
-  FL_DEVICE RowMap(const LinearParams& p, int block, int high) : swiglu(p.swiglu != 0) {
-    columns = swiglu ? p.weight_rows / 2 : p.weight_rows;
-    width = high * (swiglu ? kTileRows / 2 : kTileRows);
-    int per_group = columns / p.groups, blocks = (per_group + width - 1) / width;
-    group = block / blocks;
-    base = group * per_group + block % blocks * width;
-    count = min(width, (group + 1) * per_group - base);
-  }
-
-  FL_DEVICE int weight_row(int r) const {
-    int within = swiglu ? r / kTileRows * 8 + r % 8 : r;
-    int column = base + min(within, count - 1);
-    return swiglu && r % kTileRows >= 8 ? columns + column : column;
-  }
-
-  // The row of the tile that makes an output column; with SwiGLU its gate, eight before its up.
-  FL_DEVICE int tile_row(int within) const { return swiglu ? within / 8 * kTileRows + within % 8 : within; }
-};
-
-FL_DEVICE void store(const LinearParams& p, int64_t row, int columns, int column, float value) {
-  int64_t at = row * columns + column;
-  if (p.out_f32) {
-    ((float*)p.out)[at] = value;
-  } else {
-    ((uint16_t*)p.out)[at] = float_to_bf16(value);
-  }
-}
-
-// This block's activation row `row`, null past the end.
-FL_DEVICE const uint16_t* activation_row(const LinearParams& p, const RowMap& map, int row) {
-  return row < p.rows ? p.x + ((int64_t)row * p.groups + map.group) * p.depth : nullptr;
-}
 
 // Few rows: 16 weight rows by 8 rows, a segment a warp.
 using FewStage = Stage<1, kSegments>;
 constexpr int kFewStages = 4;
-constexpr int kTileSums = kTileCols * kTilePitch;
 static_assert(kSegments * kTileSums * 4 <= kFewStages * FewStage::kBytes, "the sums fit the ring");
 
 // A warp's segment of the sums of its tile. Waits for the kernel before once the first weights are on their way.
@@ -94,27 +52,6 @@ FL_DEVICE void multiply_few(float (&acc)[4], const LinearParams& p, const RowMap
     const unsigned char* stage = ring + slot * FewStage::kBytes;
     if (step < steps) multiply_tile<kFormat>(acc, TileStep<kFormat, FewStage>(stage, 0, segment), b);
     into = slot, slot = slot + 1 == kFewStages ? 0 : slot + 1;
-  }
-}
-
-// The output columns of a block: the sums of the segments of each half in order, and the halves.
-FL_DEVICE void store_few(const LinearParams& p, const RowMap& map, const float* partial) {
-  float global = tile_scale(p.weight, 0);
-  auto sum = [=](int column, int r) {
-    float halves[2];
-#pragma unroll
-    for (int s = 0; s < kSegments; ++s) {
-      float part = partial[s * kTileSums + column * kTilePitch + r], &half = halves[s / kHalfSegments];
-      half = s % kHalfSegments == 0 ? part : half + part;
-    }
-    return (halves[0] + halves[1]) * global;
-  };
-  for (int i = threadIdx.x; i < kTileCols * map.width; i += kFewThreads) {
-    int within = i % map.width, column = i / map.width, row = blockIdx.y * kFewRows + column;
-    if (within >= map.count || row >= p.rows) continue;
-    float value = sum(column, within);
-    if (map.swiglu) value = swiglu(value, sum(column, within + 8), p.limit);
-    store(p, row, map.columns, map.base + within, value);
   }
 }
 
@@ -227,6 +164,12 @@ FL_KERNEL_BLOCKS(kFewThreads, 2, linear_8, LinearParams) {
   tile_spill<1>(sums, partial + warp_idx() * kTileSums);
   __syncthreads();
   store_few(p, map, partial);
+}
+
+// Dynamic shared memory: as FewStream says. Weights in blocks of fp8, of whole steps.
+FL_KERNEL_BLOCKS(kFewThreads, 3, linear_8_fp8, LinearParams) {
+  FL_DYNAMIC_SHARED(shared);
+  few_stream<kWeightFp8Block>(p, shared);
 }
 
 // Dynamic shared memory: two rounds of activations, the ring, and the sums of the segments before a block's last.

@@ -202,6 +202,12 @@ fn row_counts_change_no_bit_with_groups_and_rows_that_end_within_a_step() {
     judge_row_counts(160, 2, None, 132, &[1, 8, 9, 33, 70]);
 }
 
+/// More tiles than blocks run at once, of two groups.
+#[test]
+fn row_counts_change_no_bit_over_many_columns() {
+    judge_row_counts(128, 2, None, 3300, &[1, 8, 9]);
+}
+
 #[test]
 fn row_counts_change_no_bit_with_swiglu() {
     judge_row_counts(256, 1, Some(10.0), 132, &[1, 8, 9, 33, 70]);

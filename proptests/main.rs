@@ -40,6 +40,8 @@ mod draw;
 mod engine;
 mod footprint;
 #[cfg(feature = "cuda")]
+mod gpu_beside;
+#[cfg(feature = "cuda")]
 mod gpu_engine;
 #[cfg(feature = "cuda")]
 mod gpu_events;

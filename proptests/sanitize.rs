@@ -226,12 +226,9 @@ fn beside_steps(backend: &Arc<dyn Backend>) {
     }
 }
 
-#[test]
-fn every_kernel_once() {
-    let Some(device) = device() else { return };
-    let recorder = Arc::new(Recorder::new(device));
-    let backend: Arc<dyn Backend> = Arc::<Recorder>::clone(&recorder);
-    let cases = [
+/// Cases of every operation of a step.
+pub(crate) fn cases() -> [(&'static str, Vec<Case>); 8] {
+    [
         ("attention", attention_cases()),
         ("linear", linear_cases()),
         ("experts", expert_cases()),
@@ -240,13 +237,20 @@ fn every_kernel_once() {
         ("rows", row_cases()),
         ("choices", choice_cases()),
         ("index", index_cases()),
-    ];
+    ]
+}
+
+#[test]
+fn every_kernel_once() {
+    let Some(device) = device() else { return };
+    let recorder = Arc::new(Recorder::new(device));
+    let backend: Arc<dyn Backend> = Arc::<Recorder>::clone(&recorder);
     let start = Instant::now();
     let plain = || Cuda::new("device", Arc::clone(&backend));
     // Launches choose by the device's size: the kernels that fill a large one run here too.
     let sized =
         |n| Cuda::new("device of another size", Arc::new(recorder.as_if(n, recorder.shared_memory())));
-    for (name, cases) in cases {
+    for (name, cases) in cases() {
         let others = match name {
             "linear" => vec![sized(1)],
             "index" => vec![plain().simple_reader(), sized(2), sized(4), sized(8)],

@@ -223,6 +223,12 @@ struct Tiles {
     return tile;
   }
 
+  // Meets once more if other warpgroups of a block that shares out `tiles` one by one do. For racecheck: it counts a thread's
+  // barriers, whichever they are, and takes threads of unequal counts for unordered ever after.
+  FL_DEVICE void meet_until(int tiles) {
+    if ((int)taken < (tiles + stride - 1) / stride) warpgroup_sync(&signals.met, taken++);
+  }
+
   FL_DEVICE static void unpack(const Share (&keys)[2], uint32_t (&left)[Share::kSteps][4]) {
     bool large = kFormat == kIndexFp4 && max(keys[0].own_scale(), keys[1].own_scale()) > kSmallScale;
     if (__any_sync(kFullMask, large)) {

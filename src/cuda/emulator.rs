@@ -56,6 +56,7 @@ entries! {
     IndexSelectSimple, flashlane_emu_index_select_simple;
     IndexStore, flashlane_emu_index_store;
     Linear8, flashlane_emu_linear_8;
+    Linear8Fp8, flashlane_emu_linear_8_fp8;
     Linear32, flashlane_emu_linear_32;
     Linear64, flashlane_emu_linear_64;
     Linear128, flashlane_emu_linear_128;

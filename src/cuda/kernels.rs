@@ -54,6 +54,7 @@ kernels! {
     IndexSelectSimple, "index_select", "index_select_simple";
     IndexStore, "index_store", "index_store";
     Linear8, "linear", "linear_8";
+    Linear8Fp8, "linear", "linear_8_fp8";
     Linear32, "linear", "linear_32";
     Linear64, "linear", "linear_64";
     Linear128, "linear", "linear_128";

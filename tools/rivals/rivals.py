@@ -12,8 +12,11 @@ A rival is called through its public API alone: Python, or the headers of FlashI
 import argparse
 import ctypes
 import json
+import os
 import statistics
 import sys
+
+import moe
 
 REPEATS = 9
 HIDDEN = 4096
@@ -285,10 +288,13 @@ def main():
         suites += [(index_logits, deep_gemm), (index_select, deep_gemm, flashinfer), (deep_linear, deep_gemm)]
     if flashmla:
         suites.append((attention, flashmla))
+    suites += moe.suites(torch)
     packages = {"torch": torch.__version__}
     packages |= {"DeepGEMM": deep_gemm.__version__} if deep_gemm else {}
+    packages |= {"Triton": sys.modules["triton"].__version__} if "triton" in sys.modules else {}
     report = {
         "gpu": torch.cuda.get_device_name(0),
+        "run": os.environ.get("FLASHLANE_BENCH_RUN"),
         "packages": packages,
         "repeats": REPEATS,
         "bytes_per_second": ceilings(torch),

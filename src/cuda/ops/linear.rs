@@ -15,6 +15,11 @@ const WEIGHT_ROWS: usize = 128;
 /// Shared memory of a block on architectures that have wgmma.
 const LARGE: usize = 227 << 10;
 
+/// Shared memory of a block that streams weights: eight rings of three stages, and two sets of sums.
+const STREAM: usize = 8 * 3 * (16 * 128 + 16 * 16) + 2 * 8 * 8 * 17 * 4;
+/// Blocks that do so on a multiprocessor.
+const STREAMING: usize = 3;
+
 /// A kernel, the activation rows and the weight rows of one of its blocks, and its dynamic shared memory.
 struct Shape {
     kernel: Kernel,
@@ -34,9 +39,11 @@ impl Shape {
             ffi::kWeightFp8Block => 128,
             _ => 256,
         };
-        if op.rows <= 8 || !(op.cols_in / op.groups).is_multiple_of(step) {
-            let (kernel, shared) = (Kernel::Linear8, 4 * 16 * (8 * 128 + 64 + 8 * 16 + 16));
-            return Self { kernel, rows: 8, weight_rows: 16, blocks: 1, shared };
+        let few = |kernel, shared| Self { kernel, rows: 8, weight_rows: 16, blocks: 1, shared };
+        match (op.rows, (op.cols_in / op.groups).is_multiple_of(step)) {
+            (..=8, true) if format == ffi::kWeightFp8Block => return few(Kernel::Linear8Fp8, STREAM),
+            (..=8, _) | (_, false) => return few(Kernel::Linear8, 4 * 16 * (8 * 128 + 64 + 8 * 16 + 16)),
+            _ => {}
         }
         let many = |kernel, rows, blocks| {
             let shared = shared(rows, blocks, format);
@@ -51,6 +58,12 @@ impl Shape {
             33.. if fp4 => many(Kernel::Linear64, 64, 4),
             _ => many(Kernel::Linear32, 32, 4),
         }
+    }
+
+    /// Blocks of the grid along the output columns: those that stream take one tile after another.
+    fn wide(&self, op: &Linear, multiprocessors: usize) -> usize {
+        let most = if self.kernel == Kernel::Linear8Fp8 { STREAMING * multiprocessors } else { usize::MAX };
+        self.across(op).min(most)
     }
 
     /// Blocks along the output columns.
@@ -114,6 +127,6 @@ pub(super) fn launch(op: &Linear, b: &Bound<'_>) -> Result<Launch, CudaError> {
         pad: 0,
     };
     let shape = Shape::of(op, &params.weight, b);
-    let grid = [shape.across(op), op.rows.div_ceil(shape.rows), 1];
+    let grid = [shape.wide(op, b.all.multiprocessors), op.rows.div_ceil(shape.rows), 1];
     Ok(Launch::new(shape.kernel, grid, 256, shape.shared, &params))
 }
