@@ -257,7 +257,7 @@ FL_KERNEL_BLOCKS(kThreads, 2, experts_down, ExpertsDownParams) {
   uint16_t* pairs = (uint16_t*)(kept + num_pairs);
   for (int i = threadIdx.x; i < kWarps * tokens * kTileRows; i += kThreads) sums[i] = 0.0f;
   find_items<kThreads>(p.ids, first_pair, first_pair + num_pairs, p.experts, kept, items, s);
-  sort_pairs<kThreads>(kept, num_pairs, items, s, pairs);
+  sort_pairs(kept, num_pairs, s, pairs);
   float* mine = sums + warp_idx() * tokens * kTileRows;
   switch (p.weight.format) {
     case kWeightBf16: down_body<kWeightBf16>(p, items, s.num_items, pairs, first_pair, base, mine, ring); break;

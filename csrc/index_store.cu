@@ -9,7 +9,6 @@
 
 #include "common/index_row.h"
 #include "common/kv_row.h"
-#include "common/pdl.h"
 #include "common/pool.h"
 
 constexpr int kThreads = kIndexDim;
@@ -20,12 +19,12 @@ FL_DEVICE void store_key(const CompressParams& p, float value, int64_t slot, flo
   row[threadIdx.x] = value;
   __syncthreads();
   if (warp_idx() == 0 && slot_valid(slot, p.pages, p.page_rows)) {
-    float v[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) v[i] = row[lane_idx() * 4 + i];
+    float4 four = ((const float4*)row)[lane_idx()];
+    float v[4] = {four.x, four.y, four.z, four.w};
     hadamard_128(v);
-    uint8_t* page = p.pool + slot / p.page_rows * index_page_bytes(p.format, p.page_rows);
-    int in_page = (int)(slot % p.page_rows), code_bytes = index_code_bytes(p.format);
+    KvPlace place(slot, p.page_rows);
+    uint8_t* page = p.pool + place.page * index_page_bytes(p.format, p.page_rows);
+    int in_page = place.row, code_bytes = index_code_bytes(p.format);
     index_encode(v, page + in_page * code_bytes, page + p.page_rows * code_bytes + in_page * 4, p.format);
   }
   __syncthreads();
@@ -34,9 +33,8 @@ FL_DEVICE void store_key(const CompressParams& p, float value, int64_t slot, flo
 }  // namespace
 
 FL_KERNEL(kThreads, index_store, CompressParams) {
-  __shared__ float scratch[kThreads / kWarp];
-  __shared__ float row[kIndexDim];
+  __shared__ __align__(16) float scratch[kThreads / kWarp];
+  __shared__ __align__(16) float row[kIndexDim];
   float* out = row;
-  pdl_wait();
   c4_compress<kIndexDim>(p, scratch, [&p, out](float value, int64_t slot) { store_key(p, value, slot, out); });
 }

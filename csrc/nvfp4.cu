@@ -32,17 +32,6 @@ FL_DEVICE void decode_word(uint32_t codes, float scale, float scale2, float (&v)
   }
 }
 
-// Two floats to e4m3, nearest even, saturating; the first in the low byte.
-FL_DEVICE uint32_t e4m3_pair(float low, float high) {
-#if defined(__CUDA_ARCH__)
-  uint16_t pair;
-  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
-  return pair;
-#else
-  return float_to_e4m3(low) | (uint32_t)float_to_e4m3(high) << 8;
-#endif
-}
-
 FL_DEVICE void load_values(const Fp4QuantizeParams& p, int64_t element, float (&v)[16]) {
 #pragma unroll
   for (int i = 0; i < 16; i += 8) {

@@ -2,7 +2,7 @@
 //
 // Bytes: 2 KiB a head, half read and half written; 128 KiB a token with 64 heads.
 // Notes: (1) a warp owns a head and a lane 16 neighbouring dims, so a rotation pair stays in a lane and no barrier is
-// needed; (2) two 16-byte loads a lane are in flight before the first use.
+// needed; (2) a lane's values and angles are in flight before the first use.
 #include "query.h"
 
 #include "common/pdl.h"
@@ -25,6 +25,9 @@ FL_KERNEL(kThreads, query, QueryParams) {
   float low[8], high[8], v[kPerLane];
   load_bf16x8(q, low);
   load_bf16x8(q + 8, high);
+  float2 angles[kPerLane / 2] = {};
+  bool turns = first >= kNopeDim && position >= 0;
+  if (turns) load_angles(angles, rope_angles(p.rope, position, p.max_positions, (first - kNopeDim) / 2));
   float squares = 0.0f;
 #pragma unroll
   for (int i = 0; i < 8; ++i) v[i] = low[i], v[i + 8] = high[i];
@@ -33,7 +36,7 @@ FL_KERNEL(kThreads, query, QueryParams) {
   float scale = 1.0f / sqrtf(warp_sum(squares) / (float)kHeadDim + p.eps);
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) v[i] = position < 0 ? 0.0f : v[i] * scale;
-  if (first >= kNopeDim && position >= 0) rotate_pairs(v, p.rope, position, p.max_positions, (first - kNopeDim) / 2, 1.0f);
+  if (turns) rotate_by(v, angles, 1.0f);
 #pragma unroll
   for (int i = 0; i < 8; ++i) low[i] = v[i], high[i] = v[i + 8];
   store_bf16x8(out, low);

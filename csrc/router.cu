@@ -1,8 +1,8 @@
 // router: the experts of a token, the k best of score + bias or a row of a table, and their normalised weights.
 //
 // Bytes: 4 * experts read a token; at decode the launch is the cost.
-// Notes: (1) a warp a token, whose lanes hold every 32nd score in registers; k rounds of a warp-wide maximum over the keys, ties to
-// the smaller id, in which only the lane that had the best looks for its next; (2) the chosen are written in ascending id, so that
+// Notes: (1) a block scores a token's experts and a warp chooses, every 32nd key in a lane's registers; k rounds of a warp-wide
+// maximum over the keys, ties to the smaller id; (2) the chosen are written in ascending id, so that
 // the experts that follow add in that order; (3) ids from a table are checked against the number of experts before use; (4) all
 // loads are under way at once.
 #include "router.h"
@@ -11,6 +11,7 @@
 #include "common/pdl.h"
 #include "common/reduce.h"
 
+constexpr int kThreads = 128;
 constexpr int kMaxExperts = 1024;
 
 namespace {
@@ -18,34 +19,37 @@ namespace {
 // sqrt(softplus(x)).
 FL_DEVICE float score(float x) { return sqrtf(x > 20.0f ? x : log1pf(expf(x))); }
 
-// The lane's `lane`-th of the k best by score + bias, -1 if there are fewer; all scores go to `scores`. A lane holds `kEach`.
-template <int kEach>
-FL_DEVICE int32_t choose_scored(const RouterParams& p, const float* logits, float* scores) {
-  int lane = lane_idx();
-  float logit[kEach], bias[kEach];
-#pragma unroll
-  for (int i = 0; i < kEach; ++i) {
-    int e = lane + i * kWarp;
-    logit[i] = e < p.experts ? logits[e] : 0.0f, bias[i] = e < p.experts ? p.bias[e] : 0.0f;
+// All experts' scores, and their keys; larger keys are better, zero is none.
+FL_DEVICE void score_all(const RouterParams& p, const float* logits, float* scores, uint32_t* keys) {
+#pragma unroll 2
+  for (int e = threadIdx.x; e < p.experts; e += kThreads) {
+    float bias = p.bias[e], found = score(logits[e]);
+    scores[e] = found, keys[e] = order_key(found + bias) + 1;
   }
+}
+
+// A warp: the lane's `lane`-th of the k best by key, -1 if there are fewer. A lane holds `kEach`.
+template <int kEach>
+FL_DEVICE int32_t choose_scored(const RouterParams& p, const uint32_t* all) {
+  int lane = lane_idx();
   uint32_t keys[kEach];
 #pragma unroll
-  for (int i = 0; i < kEach; ++i) {
-    int e = lane + i * kWarp;
-    float found = score(logit[i]);
-    keys[i] = e < p.experts ? order_key(found + bias[i]) + 1 : 0;
-    if (e < p.experts) scores[e] = found;
-  }
+  for (int i = 0; i < kEach; ++i) keys[i] = lane + i * kWarp < p.experts ? all[lane + i * kWarp] : 0;
   int32_t chosen = -1;
   for (int round = 0; round < p.k; ++round) {
-    uint32_t best = 0, at = 0;
+    uint32_t best[kEach], at[kEach];
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      if (keys[i] > best) best = keys[i], at = i;
+    for (int i = 0; i < kEach; ++i) best[i] = keys[i], at[i] = i;
+#pragma unroll
+    for (int step = 1; step < kEach; step *= 2) {
+#pragma unroll
+      for (int i = 0; i < kEach; i += 2 * step) {
+        if (best[i + step] > best[i]) best[i] = best[i + step], at[i] = at[i + step];
+      }
     }
-    uint32_t largest = warp_max(best);
+    uint32_t largest = warp_max(best[0]);
     if (largest == 0) break;
-    uint32_t expert = warp_min(best == largest ? lane + at * kWarp : 0xffffffffu);
+    uint32_t expert = warp_min(best[0] == largest ? lane + at[0] * kWarp : 0xffffffffu);
     if (lane == round) chosen = (int32_t)expert;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
@@ -80,8 +84,9 @@ FL_DEVICE int32_t sorted(int32_t id, int k) {
 
 }  // namespace
 
-FL_KERNEL(kWarp, router, RouterParams) {
+FL_KERNEL(kThreads, router, RouterParams) {
   __shared__ float scores[kMaxExperts];
+  __shared__ uint32_t keys[kMaxExperts];
   pdl_wait();
   int64_t t = blockIdx.x;
   int lane = lane_idx();
@@ -89,8 +94,12 @@ FL_KERNEL(kWarp, router, RouterParams) {
   int32_t position = p.position[t], id = -1;
   float found = 0.0f;
   if (p.bias != nullptr) {
-    id = p.experts <= 8 * kWarp ? choose_scored<8>(p, logits, scores) : choose_scored<kMaxExperts / kWarp>(p, logits, scores);
+    score_all(p, logits, scores, keys);
+    __syncthreads();
+    if (warp_idx() > 0) return;
+    id = p.experts <= 8 * kWarp ? choose_scored<8>(p, keys) : choose_scored<kMaxExperts / kWarp>(p, keys);
   } else {
+    if (warp_idx() > 0) return;
     id = choose_hashed(p, p.token[t]);
   }
   id = sorted(position < 0 ? -1 : id, p.k);

@@ -108,8 +108,11 @@ fn hyper_cases() -> Vec<Case> {
     let head = hyper::Mixing::drawn(&mut draw, n, hidden, n, 1);
     let (y, p, c) =
         (draw.exact(rows * hidden, 1.0), draw.normals(rows * n, 1.0), draw.normals(rows * n * n, 1.0));
+    // More tokens than clusters of matrices have room for beside the others.
+    let (many, crowd) = (50, Draw::new(2).exact(50 * n * hidden, 1.0));
     vec![
         hyper::pre(&pre, &[3, -1], &streams, dtype).case,
+        hyper::pre(&pre, &vec![3; many], &crowd, dtype).case,
         hyper::post(&[3, -1], n, [&streams, &y, &p, &c], dtype).0,
         hyper::head(&head, &[1, -1], &streams, dtype).0,
     ]

@@ -6,6 +6,7 @@
 #include "convert.h"
 #include "kv_row.h"
 #include "lookup.h"
+#include "rows.h"
 #include "stream.h"
 
 constexpr int kThreads = 256;
@@ -45,14 +46,25 @@ struct RowList {
   FL_DEVICE int tiles() const { return (window + compressed + kTile - 1) / kTile; }
 };
 
-// The sums of a round's tiles lie where the rows lay.
-struct Shared {
+// Where a block has room for both, the sums of a round's tiles lie beside the rows, else where they lay.
+template <bool kBeside>
+struct RowsAndSums {
+  uint16_t rows[kTile * kPitch];
+  float4 sums[kReceived][kWarp];
+};
+template <>
+struct RowsAndSums<false> {
   union {
     uint16_t rows[kTile * kPitch];
     float4 sums[kReceived][kWarp];
   };
+};
+
+template <bool kBeside>
+struct Shared : RowsAndSums<kBeside> {
   uint16_t query[kHeads * kPitch];
-  float scores[kHeads * kScorePitch];
+  // Of the low dims and of the high ones.
+  float scores[2][kHeads * kScorePitch];
   // Of the tiles that this block took, and of all tiles of the round.
   float largest[kRound][kHeads], sum[kRound][kHeads];
   float tile_largest[kRound * kMaxCluster][kHeads], tile_sum[kRound * kMaxCluster][kHeads];
@@ -63,13 +75,6 @@ struct Shared {
   const uint8_t* data[kRound][kTile];
   const uint8_t* scale_data[kRound][kTile];
 };
-
-// Brings the line of an address to the second-level cache.
-FL_DEVICE void prefetch(const void* at) {
-#if defined(__CUDA_ARCH__)
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
-#endif
-}
 
 // What leads to a token's rows comes nearer before its position is known.
 FL_DEVICE void prefetch_lists(const AttentionParams& p, int64_t t) {
@@ -115,7 +120,8 @@ FL_DEVICE const uint8_t* listed_data(const AttentionParams& p, const RowList& li
 }
 
 // Finds row `slot` of a tile, the `n`-th of the round.
-FL_DEVICE void find_row(const AttentionParams& p, const RowList& list, int64_t t, int tile, int n, int slot, Shared& s) {
+template <class S>
+FL_DEVICE void find_row(const AttentionParams& p, const RowList& list, int64_t t, int tile, int n, int slot, S& s) {
   int i = tile * kTile + slot, row = listed_row(p, list, t, i);
   int32_t id = listed_page(p, list, (uint32_t)t / (uint32_t)p.per_request, i, row);
   const uint8_t* scales;
@@ -153,7 +159,8 @@ FL_DEVICE int thread_again() {
 }
 
 // Rows of the round's `n`-th tile into shared memory; masked ones as zeros, so that weight zero gives zero.
-FL_DEVICE void load_fp8(int n, Shared& s) {
+template <class S>
+FL_DEVICE void load_fp8(int n, S& s) {
   constexpr int kCodes = kNopeDim / 16, kUnits = kKvData / 16, kEach = kTile * kUnits / kThreads;
   static_assert(kTile * kUnits % kThreads == 0, "every thread has as many units");
   uint4 raw[kEach];
@@ -176,15 +183,18 @@ FL_DEVICE void load_fp8(int n, Shared& s) {
     if (unit < kCodes) {
       uint4 both[2];
       expand_codes(raw[j], s.scales[row][unit / 4], both);
-      *(uint4*)(to + 16 * unit) = both[0];
-      *(uint4*)(to + 16 * unit + 8) = both[1];
+      // Eight lanes write to as many groups of banks.
+      bool high = thread & 4;
+      *(uint4*)(to + 16 * unit + 8 * high) = high ? both[1] : both[0];
+      *(uint4*)(to + 16 * unit + 8 * !high) = high ? both[0] : both[1];
     } else {
       *(uint4*)(to + kNopeDim + 8 * (unit - kCodes)) = raw[j];
     }
   }
 }
 
-FL_DEVICE void load_bf16(int n, Shared& s) {
+template <class S>
+FL_DEVICE void load_bf16(int n, S& s) {
   constexpr int kUnits = kHeadDim / 8;
   for (int i = threadIdx.x; i < kTile * kUnits; i += kThreads) {
     const uint8_t* data = s.data[n][i / kUnits];

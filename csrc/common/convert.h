@@ -30,6 +30,17 @@ FL_DEVICE uint32_t bf16_pair(float low, float high) {
 #endif
 }
 
+// Two floats to e4m3, nearest even, saturating; the first in the low byte.
+FL_DEVICE uint32_t e4m3_pair(float low, float high) {
+#if defined(__CUDA_ARCH__)
+  uint16_t pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+  return pair;
+#else
+  return float_to_e4m3(low) | (uint32_t)float_to_e4m3(high) << 8;
+#endif
+}
+
 FL_DEVICE uint32_t both_halves(uint16_t x) { return x | (uint32_t)x << 16; }
 
 // e4m3 at 2^-120 and e2m1 at 2^-126 of their values are what their bits mean inside a bf16.

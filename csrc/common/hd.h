@@ -115,10 +115,11 @@ HD uint32_t magnitude_bits(float x) { return float_bits(x) & 0x7fffffffu; }
 
 // The smallest power of two s with amax <= limit * s, as ue8m0; `amax` counts as at least `floor`, a NaN gives the NaN byte.
 HD uint8_t ue8m0_scale(uint32_t amax, float limit, float floor) {
-  if (amax > 0x7f800000u) return 255;
-  float a = bits_float(amax);
-  uint32_t e = (float_bits((a > floor ? a : floor) / limit) + 0x7fffffu) >> 23;
-  return (uint8_t)(e < 1u ? 1u : e > 254u ? 254u : e);
+  if (amax >= 0x7f800000u) return amax > 0x7f800000u ? 255 : 254;
+  // Of a / limit the exponent, one more where a's mantissa exceeds the limit's.
+  uint32_t least = float_bits(floor), by = float_bits(limit), a = amax > least ? amax : least;
+  int32_t e = (int32_t)((a + (0x7fffffu - (by & 0x7fffffu))) >> 23) - (int32_t)(by >> 23) + 127;
+  return (uint8_t)(e < 1 ? 1 : e > 254 ? 254 : e);
 }
 
 // 2^(127 - b): the reciprocal of a scale, exact.

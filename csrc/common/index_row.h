@@ -3,6 +3,7 @@
 // A warp holds a vector, four neighbouring dims a lane. Pages of P rows are planar: [P x codes][P x scales].
 #pragma once
 
+#include "convert.h"
 #include "kernel.h"
 #include "reduce.h"
 
@@ -44,10 +45,8 @@ FL_DEVICE void index_encode(const float (&v)[4], uint8_t* codes, uint8_t* scales
   } else if (format == kIndexFp8) {
     uint8_t scale = e4m3_tile_scale(group_max(amax, kWarp));
     float inverse = ue8m0_reciprocal(scale);
-    uint32_t word = 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) word |= (uint32_t)float_to_e4m3(v[i] * inverse) << (8 * i);
-    *(uint32_t*)(codes + 4 * lane) = word;
+    *(uint32_t*)(codes + 4 * lane) =
+        e4m3_pair(v[0] * inverse, v[1] * inverse) | e4m3_pair(v[2] * inverse, v[3] * inverse) << 16;
     if (lane == 0) *(float*)scales = ue8m0_to_float(scale);
   } else {
     uint8_t scale = e2m1_tile_scale(group_max(amax, 8));

@@ -2,6 +2,7 @@
 // `bf16` = 512 bf16. Pages of P rows: fp8 [P x 576][P x 8] padded to a multiple of 576.
 #pragma once
 
+#include "convert.h"
 #include "kernel.h"
 #include "reduce.h"
 
@@ -16,6 +17,21 @@ FL_DEVICE int64_t kv_page_bytes(int format, int page_rows) {
   int64_t bytes = (int64_t)page_rows * (kKvData + kKvScales);
   return (bytes + kKvData - 1) / kKvData * kKvData;
 }
+
+// Where a slot lies, in 32-bit divisions where it allows them.
+struct KvPlace {
+  int64_t page;
+  int row;
+
+  FL_DEVICE KvPlace(int64_t slot, int page_rows) {
+    if ((uint64_t)slot >> 32 == 0) {
+      page = (uint32_t)slot / (uint32_t)page_rows;
+    } else {
+      page = slot / page_rows;
+    }
+    row = (int)(slot - page * page_rows);
+  }
+};
 
 // A slot (page * page_rows + row) that lies within the pool.
 FL_DEVICE bool slot_valid(int64_t slot, int pages, int page_rows) {
@@ -34,15 +50,19 @@ FL_DEVICE uint8_t kv_tile_scale(const float (&v)[16]) {
 // was rounded down to a power of two then gets the smaller scale, as on the Rust side.
 FL_DEVICE void kv_store(float (&v)[16], uint8_t* pool, int64_t slot, int page_rows, int format, bool trained) {
   int lane = lane_idx(), first = lane * 16;
-  uint8_t* page = pool + slot / page_rows * kv_page_bytes(format, page_rows);
-  int row = (int)(slot % page_rows);
+  KvPlace place(slot, page_rows);
+  uint8_t* page = pool + place.page * kv_page_bytes(format, page_rows);
+  int row = place.row;
   bool rotated = first >= kNopeDim;
 
   uint8_t scale = kv_tile_scale(v);
   if (trained && !rotated) {
     float inverse = ue8m0_reciprocal(scale), value = ue8m0_to_float(scale);
 #pragma unroll
-    for (int i = 0; i < 16; ++i) v[i] = e4m3_to_float(float_to_e4m3(v[i] * inverse)) * value;
+    for (int i = 0; i < 16; i += 2) {
+      uint32_t pair = e4m3_pair(v[i] * inverse, v[i + 1] * inverse);
+      v[i] = e4m3_to_float((uint8_t)pair) * value, v[i + 1] = e4m3_to_float((uint8_t)(pair >> 8)) * value;
+    }
   }
   scale = kv_tile_scale(v);
 
@@ -51,14 +71,14 @@ FL_DEVICE void kv_store(float (&v)[16], uint8_t* pool, int64_t slot, int page_ro
                                       : (uint16_t*)(page + (int64_t)row * kKvData + kNopeDim) + (first - kNopeDim);
     uint32_t words[8];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) words[i] = float_to_bf16(v[2 * i]) | (uint32_t)float_to_bf16(v[2 * i + 1]) << 16;
+    for (int i = 0; i < 8; ++i) words[i] = bf16_pair(v[2 * i], v[2 * i + 1]);
     *(uint4*)out = uint4{words[0], words[1], words[2], words[3]};
     *(uint4*)(out + 8) = uint4{words[4], words[5], words[6], words[7]};
   } else {
     float inverse = ue8m0_reciprocal(scale);
     uint32_t words[4] = {0, 0, 0, 0};
 #pragma unroll
-    for (int i = 0; i < 16; ++i) words[i / 4] |= (uint32_t)float_to_e4m3(v[i] * inverse) << (8 * (i % 4));
+    for (int i = 0; i < 16; i += 2) words[i / 4] |= e4m3_pair(v[i] * inverse, v[i + 1] * inverse) << (8 * (i % 4));
     *(uint4*)(page + (int64_t)row * kKvData + first) = uint4{words[0], words[1], words[2], words[3]};
   }
   uint8_t* scales = page + (int64_t)page_rows * kKvData + row * kKvScales;

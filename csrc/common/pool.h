@@ -3,6 +3,7 @@
 
 #include "compress.h"
 #include "kernel.h"
+#include "pdl.h"
 #include "reduce.h"
 #include "rows.h"
 
@@ -25,19 +26,29 @@ struct RequestTokens {
   }
 };
 
-// Normed and rotated value of this thread's channel.
+// What a row needs once it is pooled, on its way before that: the angle of this thread's channel, and the row's place.
 template <int kWidth>
-FL_DEVICE float norm_and_rotate(float pooled, const CompressParams& p, int position, float* scratch) {
-  int channel = threadIdx.x;
-  float scale = 1.0f / sqrtf(block_sum(pooled * pooled, scratch) / (float)kWidth + p.eps);
-  float value = pooled * scale * gain_at(p.norm, channel);
-  float other = __shfl_xor_sync(kFullMask, value, 1);
-  if (channel < kWidth - kRopeDim) return value;
-  int row = position < p.max_positions ? position : p.max_positions - 1;
-  int pair = (channel - (kWidth - kRopeDim)) / 2;
-  float2 angle = ((const float2*)p.rope)[(int64_t)row * (kRopeDim / 2) + pair];
-  return channel % 2 == 0 ? value * angle.x - other * angle.y : other * angle.y + value * angle.x;
-}
+struct RowEnd {
+  static constexpr int kFirstRotated = kWidth - kRopeDim;
+  float2 angle;
+  int64_t slot;
+
+  // The row of the token at `index`, whose first token has `position`.
+  FL_DEVICE RowEnd(const CompressParams& p, int64_t request, int index, int position) : angle{1.0f, 0.0f} {
+    int channel = threadIdx.x;
+    if (channel >= kFirstRotated) angle = *rope_angles(p.rope, position, p.max_positions, (channel - kFirstRotated) / 2);
+    slot = p.row_slot[request * p.per_request + index];
+  }
+
+  // Normed and rotated value of this thread's channel.
+  FL_DEVICE float norm_and_rotate(float pooled, float gain, float eps, float* scratch) const {
+    float scale = 1.0f / sqrtf(block_sum<kWidth>(pooled * pooled, scratch) / (float)kWidth + eps);
+    float value = pooled * scale * gain;
+    float other = __shfl_xor_sync(kFullMask, value, 1);
+    if ((int)threadIdx.x < kFirstRotated) return value;
+    return threadIdx.x % 2 == 0 ? value * angle.x - other * angle.y : other * angle.y + value * angle.x;
+  }
+};
 
 // Projections of a token: `column` of kv and of gate with its `ape`.
 struct Candidate {
@@ -48,12 +59,12 @@ template <int kWidth>
 FL_DEVICE Candidate c4_candidate(const CompressParams& p, const RequestTokens& tokens, int64_t request, const float* state,
                                  int position, int half) {
   int column = half * kWidth + threadIdx.x;
-  if (position >= tokens.first) {
-    const float* row = p.kvg + (request * p.per_request + position - tokens.first) * (4 * kWidth);
-    return {row[column], row[2 * kWidth + column] + p.ape[position % 4 * 2 * kWidth + column]};
-  }
-  const float* slot = state + (int64_t)c4_state_slot(position) * (4 * kWidth);
-  return {slot[column], slot[2 * kWidth + column]};
+  // No branch around the loads, so that all of a row's are under way at once.
+  bool in_step = position >= tokens.first;
+  const float* row = in_step ? p.kvg + (request * p.per_request + position - tokens.first) * (4 * kWidth)
+                             : state + (int64_t)c4_state_slot(position) * (4 * kWidth);
+  float ape = in_step ? p.ape[position % 4 * 2 * kWidth + column] : 0.0f;
+  return {row[column], row[2 * kWidth + column] + ape};
 }
 
 // Ratio 4: the eight candidates of the row that the token at `position` completes, in order of position.
@@ -61,14 +72,14 @@ template <int kWidth>
 FL_DEVICE float c4_pool(const CompressParams& p, const RequestTokens& tokens, int64_t request, const float* state,
                         int position) {
   Candidate all[8];
-  float largest = -INFINITY;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) all[i] = c4_candidate<kWidth>(p, tokens, request, state, max(0, position - 7 + i), i / 4);
+  float largest = -INFINITY, sum = 0.0f, pooled = 0.0f;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    int at = position - 7 + i;
-    all[i] = at < 0 ? Candidate{0.0f, -INFINITY} : c4_candidate<kWidth>(p, tokens, request, state, at, i / 4);
+    if (position - 7 + i < 0) all[i] = {0.0f, -INFINITY};
     largest = fmaxf(largest, all[i].gate);
   }
-  float sum = 0.0f, pooled = 0.0f;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     float weight = expf(all[i].gate - largest);
@@ -78,22 +89,39 @@ FL_DEVICE float c4_pool(const CompressParams& p, const RequestTokens& tokens, in
   return pooled / sum;
 }
 
-template <int kWidth>
-FL_DEVICE void c4_write_state(const CompressParams& p, int64_t request, float* state, int index, int position) {
-  const float* row = p.kvg + (request * p.per_request + index) * (4 * kWidth);
-  const float* ape = p.ape + position % 4 * 2 * kWidth;
-  float* slot = state + (int64_t)c4_state_slot(position) * (4 * kWidth);
-  for (int i = threadIdx.x; i < 2 * kWidth; i += kWidth) {
-    slot[i] = row[i];
-    slot[2 * kWidth + i] = row[2 * kWidth + i] + ape[i];
+// What a token gives its state: this thread's channel in both halves.
+struct Given {
+  float kv[2], gate[2];
+
+  template <int kWidth>
+  FL_DEVICE void load(const CompressParams& p, int64_t request, int index) {
+    const float* row = p.kvg + (request * p.per_request + index) * (4 * kWidth) + threadIdx.x;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) kv[half] = row[half * kWidth], gate[half] = row[(2 + half) * kWidth];
   }
-}
+  template <int kWidth>
+  FL_DEVICE void store(const CompressParams& p, float* state, int position) const {
+    const float* ape = p.ape + position % 4 * 2 * kWidth + threadIdx.x;
+    float* slot = state + (int64_t)c4_state_slot(position) * (4 * kWidth) + threadIdx.x;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      slot[half * kWidth] = kv[half];
+      slot[(2 + half) * kWidth] = gate[half] + ape[half * kWidth];
+    }
+  }
+};
 
 // Every row and state of one request at ratio 4; `store(value, slot)` gets each finished row, a channel a thread.
 template <int kWidth, class Store>
 FL_DEVICE void c4_compress(const CompressParams& p, float* scratch, Store store) {
   int64_t request = blockIdx.x / p.splits;
   int split = blockIdx.x % p.splits;
+  float gain = gain_at(p.norm, threadIdx.x);
+  // At decode the token that is there, on its way before its position is known.
+  if (threadIdx.x < 8 * kWidth / 32) prefetch(p.ape + 32 * threadIdx.x);
+  pdl_wait();
+  Given given;
+  given.load<kWidth>(p, request, min(split, p.per_request - 1));
   RequestTokens tokens(p, (int)request);
   int32_t state_index = p.state_slot[request];
   if (state_index < 0 || state_index >= p.state_slots) return;
@@ -101,16 +129,18 @@ FL_DEVICE void c4_compress(const CompressParams& p, float* scratch, Store store)
 
   for (int i = (3 - tokens.first % 4) + 4 * split; tokens.valid(i); i += 4 * p.splits) {
     int position = tokens.first + i;
+    RowEnd<kWidth> end(p, request, i, position - 3);
     float pooled = c4_pool<kWidth>(p, tokens, request, state, position);
-    float value = norm_and_rotate<kWidth>(pooled, p, position - 3, scratch);
-    store(value, p.row_slot[request * p.per_request + i]);
+    store(end.norm_and_rotate(pooled, gain, p.eps, scratch), end.slot);
   }
   // Rows read the states of older tokens, which the writes below may replace.
   __syncthreads();
   for (int i = split; tokens.valid(i); i += p.splits) {
     int position = tokens.first + i;
     bool replaced = position % kBlockTokens + 8 < kBlockTokens && tokens.valid(i + 8);
-    if (!replaced) c4_write_state<kWidth>(p, request, state, i, position);
+    if (replaced) continue;
+    if (i != split) given.load<kWidth>(p, request, i);
+    given.store<kWidth>(p, state, position);
   }
 }
 
@@ -131,11 +161,12 @@ struct Online {
 template <int kWidth, class Store>
 FL_DEVICE void c128_compress(const CompressParams& p, float* scratch, Store store) {
   int64_t request = blockIdx.x / p.splits;
+  int channel = threadIdx.x;
+  pdl_wait();
   RequestTokens tokens(p, (int)request);
   int32_t state_index = p.state_slot[request];
   if (!tokens.valid(0) || state_index < 0 || state_index >= p.state_slots) return;
   float* state = p.state + (int64_t)state_index * 2 * 3 * kWidth;
-  int channel = threadIdx.x;
 
   // Segment s holds the positions of one row of 128; a block takes every `splits`-th.
   for (int s = blockIdx.x % p.splits;; s += p.splits) {
@@ -157,8 +188,8 @@ FL_DEVICE void c128_compress(const CompressParams& p, float* scratch, Store stor
         after[2 * kWidth + channel] = online.acc;
       }
       if (position % 128 == 127) {
-        float value = norm_and_rotate<kWidth>(online.acc / online.sum, p, position - 127, scratch);
-        store(value, p.row_slot[request * p.per_request + i]);
+        RowEnd<kWidth> end(p, request, i, position - 127);
+        store(end.norm_and_rotate(online.acc / online.sum, gain_at(p.norm, channel), p.eps, scratch), end.slot);
       }
     }
   }

@@ -40,14 +40,20 @@ FL_DEVICE uint32_t group_max(uint32_t x, int width) {
   return x;
 }
 
-// Over the block, to every thread. `scratch` holds one float a warp; safe to call again at once.
+// Over a block of `kThreads`, to every thread. `scratch` holds one float a warp, 16-byte aligned; safe to call again at once.
+template <int kThreads>
 FL_DEVICE float block_sum(float x, float* scratch) {
+  constexpr int kWarps = kThreads / kWarp;
+  static_assert(kWarps % 4 == 0, "four warps' sums are read at once");
   x = warp_sum(x);
   if (lane_idx() == 0) scratch[warp_idx()] = x;
   __syncthreads();
   float total = 0.0f;
-  int warps = (blockDim.x + kWarp - 1) / kWarp;
-  for (int i = 0; i < warps; ++i) total += scratch[i];
+#pragma unroll
+  for (int i = 0; i < kWarps / 4; ++i) {
+    float4 v = ((const float4*)scratch)[i];
+    total += v.x, total += v.y, total += v.z, total += v.w;
+  }
   __syncthreads();
   return total;
 }

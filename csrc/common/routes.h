@@ -20,8 +20,9 @@ struct alignas(16) Routes {
 };
 
 // Fills `items` and s.num_items; ids[i] for begin <= i < end go to `kept` as they are if valid, else as -1, and s.invalid says
-// whether any was. At most 4096 pairs, which give at most items_limit() items.
-template <int kThreads>
+// whether any was. At most 4096 pairs, which give at most items_limit() items. s.counts becomes where each expert's first pair is
+// among all pairs in the order of the items; `kPadded`: where every item has room for eight.
+template <int kThreads, bool kPadded = false>
 FL_DEVICE void find_items(const int32_t* ids, int begin, int end, int experts, int16_t* kept, Item* items, Routes& s) {
   constexpr int kEach = (kMaxExperts + kThreads - 1) / kThreads;
   for (int i = threadIdx.x; i < kMaxExperts; i += kThreads) s.counts[i] = 0;
@@ -55,6 +56,7 @@ FL_DEVICE void find_items(const int32_t* ids, int begin, int end, int experts, i
       items[(before & 0xffffu) + skip / kItemPairs] =
           Item{(uint16_t)expert, (uint16_t)min(left, (uint32_t)kItemPairs), (uint16_t)(first + skip), (uint16_t)skip};
     }
+    if (expert < kMaxExperts) s.counts[expert] = kPadded ? (before & 0xffffu) * kItemPairs : before >> 16;
     before += n << 16 | (n + kItemPairs - 1) / kItemPairs;
   }
   if (threadIdx.x == 0) s.num_items = (int32_t)(total & 0xffffu);
@@ -76,9 +78,29 @@ FL_DEVICE void collect_pairs(const int16_t* kept, int pairs, const Item& item, u
   __syncwarp();
 }
 
-// The block sorts all pairs by expert: out[items[i].first ..].
-template <int kThreads>
-FL_DEVICE void sort_pairs(const int16_t* kept, int pairs, const Item* items, const Routes& s, uint16_t* out) {
-  for (int i = warp_idx(); i < s.num_items; i += kThreads / kWarp) collect_pairs(kept, pairs, items[i], out + items[i].first);
+// The block sorts all pairs by expert, to where s.counts has their places: it uses them up.
+FL_DEVICE void sort_pairs(const int16_t* kept, int pairs, Routes& s, uint16_t* out) {
+  constexpr int kChunks = 4;
+  unsigned lower = (1u << lane_idx()) - 1;
+  for (int start = 0; warp_idx() == 0 && start < pairs; start += kChunks * kWarp) {
+    int expert[kChunks];
+    unsigned same[kChunks];
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) {
+      int pair = start + c * kWarp + lane_idx();
+      expert[c] = pair < pairs ? kept[pair] : -1;
+      same[c] = __match_any_sync(kFullMask, expert[c]);
+    }
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) {
+      uint32_t place = expert[c] >= 0 ? s.counts[expert[c]] : 0;
+      __syncwarp();
+      if (expert[c] >= 0) {
+        out[place + __popc(same[c] & lower)] = (uint16_t)(start + c * kWarp + lane_idx());
+        if ((same[c] & lower) == 0) s.counts[expert[c]] = place + __popc(same[c]);
+      }
+      __syncwarp();
+    }
+  }
   __syncthreads();
 }

@@ -120,6 +120,12 @@ inline unsigned __ballot_sync(unsigned mask, int predicate) {
   for (int i = 0; i < 32; ++i) votes |= (mask >> i & 1u) && all[i] ? 1u << i : 0u;
   return votes;
 }
+inline unsigned __match_any_sync(unsigned mask, int value) {
+  const uint64_t* all = emu::meet(mask, emu::pack(value));
+  unsigned same = 0;
+  for (int i = 0; i < 32; ++i) same |= (mask >> i & 1u) && emu::unpack<int>(all[i]) == value ? 1u << i : 0u;
+  return same;
+}
 inline int __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }

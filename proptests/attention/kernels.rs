@@ -65,7 +65,7 @@ proptest! {
         let mut draw = Draw::new(seed);
         let setup = crowd(&mut draw, format, heads, ratio, k);
         let [many, few] = [recorder.shared_memory(), 99 << 10].map(|bytes| on(&setup, bytes));
-        let one = on(&setup.alone(&mut draw), 99 << 10);
+        let one = on(&setup.alone(&mut draw), recorder.shared_memory());
         let ran: Vec<String> = recorder.launched().into_iter().collect();
         prop_assert_eq!(ran, ["attention_5", "attention_8", "attention_wide"]);
         prop_assert!(one == few[..one.len()], "one token and a batch");

@@ -44,6 +44,7 @@ entries! {
     ExpertsDownFp4, flashlane_emu_experts_down_fp4;
     Fill, flashlane_emu_fill;
     HyperPre, flashlane_emu_hyper_pre;
+    HyperPreSplit, flashlane_emu_hyper_pre_split;
     HyperPost, flashlane_emu_hyper_post;
     HyperHead, flashlane_emu_hyper_head;
     IndexLogitsFast, flashlane_emu_index_logits_fast;

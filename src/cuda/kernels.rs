@@ -42,6 +42,7 @@ kernels! {
     ExpertsDownFp4, "experts_fp4", "experts_down_fp4";
     Fill, "fill", "fill";
     HyperPre, "hyper", "hyper_pre";
+    HyperPreSplit, "hyper", "hyper_pre_split";
     HyperPost, "hyper", "hyper_post";
     HyperHead, "hyper", "hyper_head";
     IndexLogitsFast, "index_logits", "index_logits_fast";

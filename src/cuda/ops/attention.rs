@@ -8,13 +8,15 @@ use crate::cuda::{CudaError, Kernel, Launch};
 use crate::ops::{Attention, Compressed, Dtype, HEAD_DIM};
 
 /// Of the kernels for few tokens: heads of a block, and its `Shared`: 64 rows at a pitch of 520, their places and scales, and for each
-/// head a query, scores, a sink, and the denominators of two tiles and of a round's 16; and two lengths.
+/// head a query, two halves of scores, a sink, and the denominators of two tiles and of a round's 16; and two lengths.
 const HEADS: usize = 16;
-const SHARED: usize = 2 * 520 * 64 + 64 * (8 + 2 * 16) + HEADS * (2 * 520 + 4 * 68 + 8 * (2 + 16) + 4) + 16;
-/// Blocks of a cluster of theirs: more while so many clusters find multiprocessors of their own.
+const SHARED: usize =
+    2 * 520 * 64 + 64 * (8 + 2 * 16) + HEADS * (2 * 520 + 2 * 4 * 68 + 8 * (2 + 16) + 4) + 16;
+const SMALL: usize = 5;
+/// Blocks of a larger cluster while so many find multiprocessors of their own, each with room for a round's sums beside the rows.
 const LARGE: usize = 8;
 const LARGE_AT_ONCE: usize = 15;
-const SMALL: usize = 5;
+const LARGE_SHARED: usize = SHARED + 2 * 520 * 64;
 /// Of the kernel for many tokens: heads of a block, blocks of a cluster, and its `Wide`: queries, two tiles of 64 rows, and for each
 /// head half of its scores, its weights, and the denominators of two halves of a tile and of two parts; and a bit a row.
 const WIDE_HEADS: usize = 64;
@@ -67,10 +69,10 @@ pub(super) fn launch(op: &Attention, b: &Bound<'_>) -> Result<Launch, CudaError>
         let grid = [WIDE_CLUSTER, op.heads.div_ceil(WIDE_HEADS), rows];
         return Ok(Launch::new(Kernel::AttentionWide, grid, 256, WIDE, &params));
     }
-    let (kernel, cluster) = if groups * rows <= LARGE_AT_ONCE {
-        (Kernel::Attention8, LARGE)
+    let (kernel, cluster, shared) = if groups * rows <= LARGE_AT_ONCE && b.all.shared_memory >= LARGE_SHARED {
+        (Kernel::Attention8, LARGE, LARGE_SHARED)
     } else {
-        (Kernel::Attention5, SMALL)
+        (Kernel::Attention5, SMALL, SHARED)
     };
-    Ok(Launch::new(kernel, [cluster, groups, rows], 256, SHARED, &params))
+    Ok(Launch::new(kernel, [cluster, groups, rows], 256, shared, &params))
 }

@@ -50,17 +50,18 @@ fn check(b: &Bound<'_>, experts: usize, k: usize) -> Result<(), CudaError> {
 
 /// The kernels of `csrc/experts_fp4.cu`: K in slices of 256 columns, one block a multiprocessor.
 mod fp4 {
-    use super::{DOWN_PAIR, ITEM, ITEM_PAIRS, MatrixFormat, ROUTES, UP_PAIR, Weight, items};
+    use super::{ITEM, ITEM_PAIRS, MatrixFormat, UP_PAIR, Weight, items};
 
     pub(super) const THREADS: u32 = 640;
     const WARPS: usize = 16;
     const SLICE: usize = 256;
-    /// Four stages for each warp.
-    const RINGS: usize = 4 * WARPS * 16 * (SLICE / 2 + 32);
-    /// Tables, barriers, pairs of the warps' items, four sets of partial sums, and rings.
-    const FIXED: usize = ROUTES + 8 * 8 + 20 * ITEM_PAIRS * 2 + 4 * WARPS * 16 * 8 * 4 + RINGS;
-    /// In `experts_down` a pair's token besides.
-    const PAIR_TOKEN: usize = 2;
+    /// Stages of the ring, and sets of partial sums.
+    const SLOTS: usize = 4;
+    /// Barriers, pairs of the warps' items, and sets of partial sums, in which the tables lie first.
+    const FIXED: usize =
+        (3 * SLOTS * 8 + 20 * ITEM_PAIRS * 2 + SLOTS * WARPS * 16 * 8 * 4).next_multiple_of(128);
+    /// What an item of `experts_down` takes besides: places for its pairs, and a scale.
+    const PLACES: usize = ITEM_PAIRS * 2 + 4;
 
     /// How a block shares out its warps and its memory.
     pub(super) struct Layout {
@@ -74,10 +75,22 @@ mod fp4 {
 
     /// Row tiles of a block where rows are `cols` elements, if these kernels take such rows.
     fn tiles(format: i32, cols: usize) -> Option<usize> {
-        let fp4 = [MatrixFormat::Nvfp4.code(), MatrixFormat::Mxfp4.code()].contains(&format);
         let slices = cols / SLICE;
         let whole = cols.is_multiple_of(SLICE) && slices > 0 && WARPS.is_multiple_of(slices);
-        (fp4 && whole).then(|| WARPS / slices)
+        (whole && group(format).is_some()).then(|| WARPS / slices)
+    }
+
+    /// Elements that share a scale.
+    fn group(format: i32) -> Option<usize> {
+        [(MatrixFormat::Nvfp4, 16), (MatrixFormat::Mxfp4, 32)]
+            .into_iter()
+            .find(|(of, _)| of.code() == format)
+            .map(|(_, group)| group)
+    }
+
+    /// Bytes of a stage: blocks of neighbouring rows of codes, each in four runs with gaps, and their scales.
+    fn stage(format: i32, blocks: usize, tiles: usize, cols: usize) -> Option<usize> {
+        Some(16 * tiles * (cols / 2 + cols / group(format)?) + blocks * 4 * 32)
     }
 
     fn layout(tiles: usize, rows: usize, limit: usize, bytes: impl Fn(usize) -> usize) -> Option<Layout> {
@@ -94,7 +107,8 @@ mod fp4 {
         (hidden, width): (usize, usize),
     ) -> Option<Layout> {
         let tiles = tiles(weight.format, hidden).filter(|tiles| width.is_multiple_of(8 * tiles))?;
-        layout(tiles, rows, limit, |tokens| FIXED + ITEM * items(tokens * k, experts) + UP_PAIR * tokens * k)
+        let fixed = FIXED + SLOTS * stage(weight.format, 2, tiles, hidden)?;
+        layout(tiles, rows, limit, |tokens| fixed + ITEM * items(tokens * k, experts) + UP_PAIR * tokens * k)
     }
 
     /// `None`: another kernel must.
@@ -105,9 +119,9 @@ mod fp4 {
         (hidden, width): (usize, usize),
     ) -> Option<Layout> {
         let tiles = tiles(weight.format, width).filter(|tiles| hidden.is_multiple_of(16 * tiles))?;
+        let fixed = FIXED + SLOTS * stage(weight.format, 1, tiles, width)?;
         layout(tiles, rows, limit, |tokens| {
-            let sums = (tokens * (16 * tiles + 1) * 4).next_multiple_of(16);
-            FIXED + sums + ITEM * items(tokens * k, experts) + (DOWN_PAIR + PAIR_TOKEN) * tokens * k
+            fixed + 16 * tiles * tokens * 4 + (ITEM + PLACES) * items(tokens * k, experts)
         })
     }
 }

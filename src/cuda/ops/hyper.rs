@@ -13,8 +13,11 @@ const THREADS: u32 = 256;
 const BLOCKS: usize = 8;
 const MAX_TOKENS: usize = 7;
 const CLUSTERS: usize = 15;
-/// `Shared` of the kernels.
-const SHARED: usize = 8 * (8 + (8 * 32 + 2 * 32 + 1 + MAX_STREAMS) * 4);
+/// `Shared` of the kernels: gains of 512 columns; and for each of 8 tokens its streams, the sums of 8 warps, of 8 blocks and the
+/// squares of either, gates, and whether it is padding.
+const SHARED: usize = 4 * 512 + 8 * (256 * 16 + (8 * 32 + 8 * 32 + 8 * 8 + MAX_STREAMS + 1) * 4);
+/// Columns of a thread of `post`.
+const COLUMNS: usize = 4;
 
 // SAFETY: generated from the kernel's header; gaps are explicit.
 unsafe impl Params for HyperPreParams {}
@@ -27,9 +30,12 @@ pub(super) fn pre(op: &HyperPre, b: &Bound<'_>) -> Result<Launch, CudaError> {
     let (rows, n) = (op.tokens.rows(), op.n);
     b.at_most("streams", n, MAX_STREAMS)?;
     let outputs = (2 + n) * n;
+    // The mixing matrices have clusters of their own while all run at once: the same bits.
+    let split = rows.div_ceil(CLUSTERS / 2) <= MAX_TOKENS;
     // As few tokens a cluster as the clusters that follow one another at a place allow.
-    let rounds = rows.div_ceil(CLUSTERS * MAX_TOKENS).max(1);
-    let per_cluster = rows.div_ceil(CLUSTERS * rounds).max(1);
+    let at_once = if split { CLUSTERS / 2 } else { CLUSTERS };
+    let rounds = rows.div_ceil(at_once * MAX_TOKENS).max(1);
+    let per_cluster = rows.div_ceil(at_once * rounds).max(1);
     let params = HyperPreParams {
         position: b.positions(&op.tokens)?,
         streams: b.value("streams", &op.streams, Dtype::Bf16, rows * n * op.hidden)?,
@@ -49,7 +55,8 @@ pub(super) fn pre(op: &HyperPre, b: &Bound<'_>) -> Result<Launch, CudaError> {
         per_cluster: b.dim("tokens of a cluster", per_cluster)?,
         pad: 0,
     };
-    Ok(Launch::new(Kernel::HyperPre, [BLOCKS, rows.div_ceil(per_cluster), 1], THREADS, SHARED, &params))
+    let (kernel, roles) = if split { (Kernel::HyperPreSplit, 2) } else { (Kernel::HyperPre, 1) };
+    Ok(Launch::new(kernel, [BLOCKS, rows.div_ceil(per_cluster), roles], THREADS, SHARED, &params))
 }
 
 pub(super) fn post(op: &HyperPost, b: &Bound<'_>) -> Result<Launch, CudaError> {
@@ -65,7 +72,7 @@ pub(super) fn post(op: &HyperPost, b: &Bound<'_>) -> Result<Launch, CudaError> {
         n: b.dim("streams", n)?,
         hidden: b.dim("hidden size", op.hidden)?,
     };
-    let columns = op.hidden.div_ceil(THREADS as usize).max(1);
+    let columns = op.hidden.div_ceil(COLUMNS * THREADS as usize).max(1);
     Ok(Launch::new(Kernel::HyperPost, [rows, columns, 1], THREADS, 0, &params))
 }
 

@@ -38,5 +38,5 @@ pub(super) fn launch(op: &Router, b: &Bound<'_>) -> Result<Launch, CudaError> {
         vocab: b.dim("vocabulary", vocab)?,
         factor: op.factor,
     };
-    Ok(Launch::new(Kernel::Router, [rows, 1, 1], 32, 0, &params))
+    Ok(Launch::new(Kernel::Router, [rows, 1, 1], 128, 0, &params))
 }
