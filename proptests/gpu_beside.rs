@@ -34,8 +34,9 @@ fn products() -> Vec<Case> {
         }));
         all
     };
-    let sizes = [(1, 2048, 256), (16, 2048, 256), (64, 4096, 512), (64, 1024, 1024), (256, 2048, 256)];
-    sizes.into_iter().flat_map(|(rows, depth, outs)| one(rows, depth, outs)).collect()
+    let few = [(1, 2048, 256), (16, 2048, 256), (64, 4096, 512), (64, 1024, 1024), (256, 2048, 256)];
+    let sizes = few.into_iter().chain([(64, 512, 2048), (64, 512, 4096), (64, 512, 8192)]);
+    sizes.flat_map(|(rows, depth, outs)| one(rows, depth, outs)).collect()
 }
 
 /// A case in the memory of a GPU.

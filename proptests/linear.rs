@@ -213,6 +213,50 @@ fn row_counts_change_no_bit_with_swiglu() {
     judge_row_counts(256, 1, Some(10.0), 132, &[1, 8, 9, 33, 70]);
 }
 
+/// Kernels are chosen by how much of a device they fill, too: they run here on one that is taken for others, by size.
+#[cfg(feature = "cuda")]
+#[test]
+fn the_size_of_a_device_changes_no_bit() {
+    use std::sync::Arc;
+
+    use crate::support::cuda::{Cuda, device};
+    use flashlane::cuda::{Backend as _, Recorder};
+
+    let Some(device) = device() else { return };
+    let recorder = Recorder::new(device);
+    let (large, small) = (recorder.shared_memory(), 99 << 10);
+    let sizes = [(1, large), (4, large), (8, large), (132, large), (6, small)]
+        .map(|(n, shared)| Cuda::new("device of another size", Arc::new(recorder.as_if(n, shared))));
+    let (depth, per_group, rows) = (768, 70, 66);
+    let mut draw = Draw::new(5);
+    let values = draw.exact(per_group * depth, (1.0 / depth as f32).sqrt());
+    let x = draw.exact(rows * depth, 1.0);
+    for stored in formats(&values, depth).into_iter().chain([Stored::Bf16(values.clone())]) {
+        let run = |rows: usize, limit, size: &Cuda| {
+            let shape = Shape { rows, depth, per_group, groups: 1, limit, dtype: Dtype::Bf16, f32_out: true };
+            let mut built = build(&shape, &x[..rows * depth], &values);
+            built.case.weights[0].1.stored = stored.clone();
+            built.case.run_on(size).real(&built.out)
+        };
+        for limit in [None, Some(10.0)] {
+            let one = run(1, limit, &sizes[0]);
+            let all = run(rows, limit, &sizes[0]);
+            assert_eq!(one, all[..one.len()], "1 row");
+            for (rows, size) in [9, 40, 66].into_iter().flat_map(|rows| sizes.iter().map(move |s| (rows, s)))
+            {
+                let found = run(rows, limit, size);
+                assert_eq!(found, all[..found.len()], "{rows} rows");
+            }
+        }
+    }
+    let reached = recorder.launched();
+    let of_large = ["linear_64_eighth", "linear_64_half", "linear_64_turns", "linear_128", "linear_64_alone"];
+    let of_large = of_large.iter().filter(|_| large >= 227 << 10);
+    for kernel in ["linear_8", "linear_32", "linear_64", "linear_32_eighth"].iter().chain(of_large) {
+        assert!(reached.contains(*kernel), "{kernel} is not among {reached:?}");
+    }
+}
+
 proptest! {
     #![proptest_config(config(32))]
 

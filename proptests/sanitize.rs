@@ -250,9 +250,10 @@ fn every_kernel_once() {
     // Launches choose by the device's size: the kernels that fill a large one run here too.
     let sized =
         |n| Cuda::new("device of another size", Arc::new(recorder.as_if(n, recorder.shared_memory())));
+    let small = || Cuda::new("small device", Arc::new(recorder.as_if(6, 99 << 10)));
     for (name, cases) in cases() {
         let others = match name {
-            "linear" => vec![sized(1)],
+            "linear" => vec![sized(1), sized(4), sized(8), sized(132), small()],
             "index" => vec![plain().simple_reader(), sized(2), sized(4), sized(8)],
             _ => vec![],
         };

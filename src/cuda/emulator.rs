@@ -59,6 +59,10 @@ entries! {
     Linear8Fp8, flashlane_emu_linear_8_fp8;
     Linear32, flashlane_emu_linear_32;
     Linear64, flashlane_emu_linear_64;
+    Linear32Eighth, flashlane_emu_linear_32_eighth;
+    Linear64Eighth, flashlane_emu_linear_64_eighth;
+    Linear64Half, flashlane_emu_linear_64_half;
+    Linear64Turns, flashlane_emu_linear_64_turns;
     Linear128, flashlane_emu_linear_128;
     Linear64Alone, flashlane_emu_linear_64_alone;
     Fp4ToBf16, flashlane_emu_nvfp4_to_bf16;

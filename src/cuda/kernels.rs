@@ -57,6 +57,10 @@ kernels! {
     Linear8Fp8, "linear", "linear_8_fp8";
     Linear32, "linear", "linear_32";
     Linear64, "linear", "linear_64";
+    Linear32Eighth, "linear", "linear_32_eighth";
+    Linear64Eighth, "linear", "linear_64_eighth";
+    Linear64Half, "linear", "linear_64_half";
+    Linear64Turns, "linear", "linear_64_turns";
     Linear128, "linear", "linear_128";
     Linear64Alone, "linear", "linear_64_alone";
     Fp4ToBf16, "nvfp4", "nvfp4_to_bf16";

@@ -27,6 +27,7 @@ struct Shape {
     weight_rows: usize,
     /// Blocks that share the segments of K.
     blocks: usize,
+    threads: u32,
     shared: usize,
 }
 
@@ -39,7 +40,7 @@ impl Shape {
             ffi::kWeightFp8Block => 128,
             _ => 256,
         };
-        let few = |kernel, shared| Self { kernel, rows: 8, weight_rows: 16, blocks: 1, shared };
+        let few = |kernel, shared| Self { kernel, rows: 8, weight_rows: 16, blocks: 1, threads: 256, shared };
         match (op.rows, (op.cols_in / op.groups).is_multiple_of(step)) {
             (..=8, true) if format == ffi::kWeightFp8Block => return few(Kernel::Linear8Fp8, STREAM),
             (..=8, _) | (_, false) => return few(Kernel::Linear8, 4 * 16 * (8 * 128 + 64 + 8 * 16 + 16)),
@@ -47,9 +48,13 @@ impl Shape {
         }
         let many = |kernel, rows, blocks| {
             let shared = shared(rows, blocks, format);
-            Self { kernel, rows, weight_rows: WEIGHT_ROWS, blocks, shared }
+            Self { kernel, rows, weight_rows: WEIGHT_ROWS, blocks, threads: 256, shared }
         };
-        // Blocks that have all of K each, or half of it, where they fill most of the GPU; as measured on an H200.
+        // Blocks that share the segments out where all find a place at once; else blocks that have all of K each, or half of it,
+        // where they fill most of the GPU; as measured on an H200.
+        if let Some(shape) = RINGS.iter().find_map(|ring| ring.shape(op, format, b)) {
+            return shape;
+        }
         let (whole, half) = (many(Kernel::Linear64Alone, 64, 1), many(Kernel::Linear128, 128, 2));
         let (large, fp4) = (b.all.shared_memory >= LARGE, step == 256);
         match op.rows {
@@ -100,6 +105,64 @@ fn shared(columns: usize, blocks: usize, format: u32) -> usize {
     activations + stages * WEIGHT_ROWS * bytes + sums * 4 * columns * (WEIGHT_ROWS + 4)
 }
 
+/// A kernel whose weights and activations come through one ring of stages, as `csrc/linear.cu` has it.
+struct Ring {
+    kernel: Kernel,
+    /// Fewest rows for which it is meant, and those of a block.
+    from: usize,
+    rows: usize,
+    weight_rows: usize,
+    /// Blocks that share the segments of K, and segments that a block sums side by side.
+    blocks: usize,
+    segments: usize,
+    threads: u32,
+    /// Bytes of the ring.
+    room: usize,
+    /// For how many blocks a multiprocessor it is meant, in halves: more than the first, up to the second.
+    halves: [usize; 2],
+    fp4: bool,
+}
+
+#[rustfmt::skip]
+const RINGS: [Ring; 4] = [
+    Ring { kernel: Kernel::Linear32Eighth, from: 9, rows: 32, weight_rows: 128, blocks: 8, segments: 1, threads: 128, room: 99 << 10, halves: [0, 2], fp4: true },
+    Ring { kernel: Kernel::Linear64Eighth, from: 33, rows: 64, weight_rows: 128, blocks: 8, segments: 1, threads: 128, room: 112 << 10, halves: [0, 2], fp4: false },
+    Ring { kernel: Kernel::Linear64Half, from: 33, rows: 64, weight_rows: 64, blocks: 2, segments: 4, threads: 256, room: 224 << 10, halves: [0, 2], fp4: false },
+    Ring { kernel: Kernel::Linear64Turns, from: 33, rows: 64, weight_rows: 64, blocks: 2, segments: 1, threads: 128, room: 112 << 10, halves: [1, 4], fp4: true },
+];
+
+impl Ring {
+    /// `None` where another kernel is faster, as measured on an H200, or where the ring has no room.
+    fn shape(&self, op: &Linear, format: u32, b: &Bound<'_>) -> Option<Shape> {
+        let stages = (self.room / self.stage(format)).min(8);
+        let sums = 4 * self.segments * self.rows * (self.weight_rows + 4);
+        let shape = Shape {
+            kernel: self.kernel,
+            rows: self.rows,
+            weight_rows: self.weight_rows,
+            blocks: self.blocks,
+            threads: self.threads,
+            shared: (stages * self.stage(format)).max(sums),
+        };
+        let [halves, multiprocessors] = [2 * shape.count(op), b.all.multiprocessors];
+        let places = halves > self.halves[0] * multiprocessors && halves <= self.halves[1] * multiprocessors;
+        let fp4 = format != ffi::kWeightBf16 && format != ffi::kWeightFp8Block;
+        let room = self.room * self.halves[1] / 2 <= b.all.shared_memory;
+        (op.rows >= self.from && places && room && (self.fp4 || !fp4)).then_some(shape)
+    }
+
+    /// Bytes of a stage: a step of each segment.
+    fn stage(&self, format: u32) -> usize {
+        let (elements, scales) = match format {
+            ffi::kWeightBf16 => (64, 0),
+            ffi::kWeightFp8Block => (128, 4),
+            ffi::kWeightNvfp4 => (256, 16),
+            _ => (256, 8),
+        };
+        self.segments * (self.weight_rows * (128 + scales) + self.rows * 2 * elements)
+    }
+}
+
 // SAFETY: generated from the kernels' header; gaps are explicit.
 unsafe impl Params for LinearParams {}
 
@@ -128,5 +191,5 @@ pub(super) fn launch(op: &Linear, b: &Bound<'_>) -> Result<Launch, CudaError> {
     };
     let shape = Shape::of(op, &params.weight, b);
     let grid = [shape.wide(op, b.all.multiprocessors), op.rows.div_ceil(shape.rows), 1];
-    Ok(Launch::new(shape.kernel, grid, 256, shape.shared, &params))
+    Ok(Launch::new(shape.kernel, grid, shape.threads, shape.shared, &params))
 }
