@@ -7,14 +7,16 @@
 #include "convert.h"
 #include "index_row.h"
 
-// Two e4m3 codes, the low 16 bits, as f16.
-FL_DEVICE uint32_t unpack_e4m3_halves(uint32_t codes) {
+// Four e4m3 codes as two pairs of f16.
+FL_DEVICE void unpack_e4m3_halves(uint32_t codes, uint32_t& low, uint32_t& high) {
 #if defined(__CUDA_ARCH__)
-  uint32_t pair;
-  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"((uint16_t)codes));
-  return pair;
+  // The conversion takes the upper half of a register as well as the lower.
+  asm("{\n.reg .b16 a, b;\nmov.b32 {a, b}, %2;\ncvt.rn.f16x2.e4m3x2 %0, a;\ncvt.rn.f16x2.e4m3x2 %1, b;\n}"
+      : "=r"(low), "=r"(high)
+      : "r"(codes));
 #else
-  return e4m3_to_half((uint8_t)codes) | (uint32_t)e4m3_to_half((uint8_t)(codes >> 8)) << 16;
+  auto half = [=](int i) { return (uint32_t)e4m3_to_half((uint8_t)(codes >> (8 * i))); };
+  low = half(0) | half(1) << 16, high = half(2) | half(3) << 16;
 #endif
 }
 
@@ -67,7 +69,7 @@ struct IndexShare {
     if (kFormat == kIndexBf16) {
       low = words[2 * step % kWords], high = words[(2 * step + 1) % kWords];
     } else if (kFormat == kIndexFp8) {
-      low = unpack_e4m3_halves(words[step % kWords]), high = unpack_e4m3_halves(words[step % kWords] >> 16);
+      unpack_e4m3_halves(words[step % kWords], low, high);
     } else {
       uint32_t pair = kSmall ? both_halves((uint16_t)((own_scale() + 126) << 7)) : ue8m0_scale_pair((uint8_t)own_scale());
       low = unpack_e2m1_strided(words[step / 2 % kWords], 2 * (step % 2));

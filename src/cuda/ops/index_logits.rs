@@ -10,7 +10,7 @@ use crate::ops::{Dtype, IndexLogits};
 const MAX_HEADS: usize = 64;
 /// `fast`: threads of a block, `Shared` of the kernel, and blocks that a multiprocessor of sm_90 holds.
 const THREADS: u32 = 256;
-const SHARED: usize = 88_528;
+const SHARED: usize = 82_896;
 const BLOCKS_PER_SM: usize = 2;
 /// Rows of a tile of `fast`, and of the pages that it reads.
 pub(super) const TILE: usize = 64;
