@@ -180,23 +180,30 @@ using Eighth64 = RingPlan<8, 1, 4, 1, 8, 112 << 10>;
 using Half64 = RingPlan<2, 4, 2, 1, 8, 224 << 10>;
 using Turns64 = RingPlan<2, 1, 2, 2, 4, 112 << 10>;
 
+// False where the ring has no room for the format: it is never launched for it.
 template <int kFormat, class P>
-FL_DEVICE void multiply_ring(const LinearParams& p, const RowMap& map, unsigned char* shared) {
-  if constexpr (RingStage<kFormat, P>::kStages >= 2) {
+FL_DEVICE bool multiply_ring(const LinearParams& p, const RowMap& map, unsigned char* shared) {
+  if constexpr (RingStage<kFormat, P>::kStages < 2) {
+    pdl_wait();
+    return false;
+  } else {
     auto row = [&](int r) { return map.weight_row(r); };
     ring_block<kFormat, P>(p.weight, p.depth, cluster_rank(), row, block_rows<P::kCols>(p, map), shared);
+    return true;
   }
 }
 
 template <class P>
 FL_DEVICE void ring_body(const LinearParams& p, unsigned char* shared) {
   RowMap map(p, blockIdx.x / P::kBlocks, P::kHighTiles);
+  bool done = false;
   switch (p.weight.format) {
-    case kWeightBf16: multiply_ring<kWeightBf16, P>(p, map, shared); break;
-    case kWeightFp8Block: multiply_ring<kWeightFp8Block, P>(p, map, shared); break;
-    case kWeightNvfp4: multiply_ring<kWeightNvfp4, P>(p, map, shared); break;
-    default: multiply_ring<kWeightMxfp4, P>(p, map, shared); break;
+    case kWeightBf16: done = multiply_ring<kWeightBf16, P>(p, map, shared); break;
+    case kWeightFp8Block: done = multiply_ring<kWeightFp8Block, P>(p, map, shared); break;
+    case kWeightNvfp4: done = multiply_ring<kWeightNvfp4, P>(p, map, shared); break;
+    default: done = multiply_ring<kWeightMxfp4, P>(p, map, shared); break;
   }
+  if (!done) return;
   cluster_sync();
   const float* sums = (const float*)shared;
   store_many<P::kCols, P::kBlocks>(p, map, [=](int column, int row) { return fold_ring<P>(sums + column * P::kPitch + row); });
