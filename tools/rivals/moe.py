@@ -119,8 +119,8 @@ class Triton:
 
     def up(self, x, weight, routes):
         w, precision = weight
-        specs = self.ogs.FnSpecs("swiglu", self.swiglu.swiglu_fn, ("alpha", "limit"), reduction_n=2)
-        act = self.ogs.FusedActivation(specs, (1.0, 10.0))
+        specs = self.ogs.FnSpecs("swiglu", self.swiglu.swiglu_fn, ("alpha", "limit"))
+        act = self.ogs.FusedActivation(specs, (1.0, 10.0), 2)
         return lambda: self.ogs.matmul_ogs(
             x, w, None, routes[0], gather_indx=routes[1], precision_config=precision, fused_activation=act
         )
