@@ -3,7 +3,7 @@
 //
 // Bytes with 4 streams of 4,096: `pre` reads 1.5 MiB of mixing weights (from cache after the first token) and 32 KiB a
 // token; `post` reads 40 KiB and writes 32 KiB a token.
-// Measured on an H200 with cold caches: `pre` 6.4 us for 1 token, 7.0 for 8, 12.6 for 64; `post` 2.2 and 3.5 for 1 and 64.
+// Measured on an H200 with cold caches: `pre` 6.6 us for 1 token, 12.8 for 64; `post` 2.1 and 3.0.
 // Notes: (1) a cluster of 8 blocks serves up to 8 tokens, each block an eighth of the columns; a thread reads its share of the weights
 // once for all of them into registers and, as they never change, before the wait for the kernel before, and gains, scales and
 // bases with it; (2) the streams are read once, all tokens' at once, and stay in shared memory; (3) every sum has one order, by

@@ -2,13 +2,13 @@
 // bf16, fp8 or fp4. Two readers: `simple`, one thread a row, and `fast`, on matrix instructions.
 //
 // Bytes: 256, 132 or 68 a row read and 4 written; 64 heads make 16 kFLOP a row, so that memory bounds bf16 and fp8, and
-// unpacking fp4. At 64 x 262,144 rows on an H200 4.2 TB/s in bf16, 3.9 in fp8 and 2.0 in fp4: 95, 88 and 45 % of what reads
+// unpacking fp4. At 64 x 262,144 rows on an H200 4.2 TB/s in bf16, 4.0 in fp8 and 2.0 in fp4: 95, 91 and 44 % of what reads
 // alone reach there.
 // Notes on `fast`: (1) a warpgroup scores tiles of 64 rows, a page each; the tiles of all tokens stand in one line that is
 // cut evenly among a grid as large as the device holds, from the positions as they are on the device, and a lone token's
 // are dealt out one by one; (2) the copy engine brings pages to shared memory, two tiles ahead, also those of the
-// block's next token: no more, for what all blocks ask for at once queues, so that some begin late, and they end late; in
-// fp8 8 x 32,768 rows take 13.9 us and 64 x 2,048 9.9, with four tiles ahead 16.0 and 11.3; (3) rows are the left operand,
+// block's next token: no more, for what all blocks ask for at once queues, so that some begin late, and they end late: with
+// four tiles ahead fp8 took 15 % longer for 8 x 32,768 rows and 14 % for 64 x 2,048; (3) rows are the left operand,
 // in registers; the 64 heads are the columns, in shared memory; e4m3 is f16 there, all else bf16, which is exact. The fp8
 // instructions of sm_90a are not used: they took 572 us where these take 589, but their sums were up to 11 times as far off
 // as rounding to f32 in every step allows; (4) relu, weights and the sum over heads stay in registers; the sum has one

@@ -4,9 +4,9 @@
 // Bytes: 256, 132 or 68 a row read; nothing is written but the choice.
 // Notes: (1) a cluster of eight, four or two blocks takes a token, as many as the device holds for all; each scores a part of
 // its rows, as index_logits.cu does, by four warpgroups, and the cluster then chooses as topk.cu does, from few rows the first
-// block alone; (2) with no more than k visible rows no key is read; (3) it pays where rows are few: on an H200 in fp8 10.9 us
-// for eight tokens with 2,048 rows and 16.1 for 64, where the two operations take 12.6 and 19.1, and 31.4 for 64 with 8,192,
-// where they take 34.9; but 15.4 for one with 8,192 and 31.6 with 32,768, where they take 12.6 and 15.6, for a cluster's
+// block alone; (2) with no more than k visible rows no key is read; (3) it pays where rows are few: on an H200 in fp8 10.8 us
+// for eight tokens with 2,048 rows and 15.8 for 64, where the two operations take 12.4 and 17.7, and 30.8 for 64 with 8,192,
+// where they take 32.6; but 15.3 for one with 8,192 and 30.8 with 32,768, where they take 12.5 and 15.5, for a cluster's
 // multiprocessors are few, and (an earlier build of both) 60 for 64 of all lengths up to 20,000, where they take 38, for a
 // long token has no more of them than a short one. The model appends the two operations, between which instruments read and change scores.
 #include "index_select.h"

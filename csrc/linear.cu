@@ -1,8 +1,8 @@
 // linear: activation rows times a weight in bf16, fp8 blocks, NVFP4 or MXFP4; f32 sums; grouped, or with SwiGLU.
 //
 // Bytes: the weight once (2, 1.0002, 0.5625 or 0.53 bytes an element), and each block's activation rows from cache.
-// Measured on an H200 with cold caches, 4096 x 4096 in bf16, fp8 and NVFP4: 12.1, 9.4 and 6.8 us for 1 row (63, 41 and 31 % of
-// what the bytes allow), 20.1, 17.8 and 19.0 for 64 rows, 37.4, 35.9 and 35.8 for 256; 4096 to 512 for 64 rows: 6.8, 6.5, 5.9.
+// Measured on an H200 with cold caches, 4096 x 4096 in bf16, fp8 and NVFP4: 12.1, 8.0 and 6.8 us for 1 row (62, 47 and 31 % of
+// what the bytes allow), 21.0, 18.5 and 19.8 for 64 rows, 37.5, 35.8 and 36.1 for 256.
 // Notes: (1) K is cut into 8 segments of every eighth step of 128 bytes, each summed from zero; those of a half are added in
 // order, and then the halves: one canonical sum, whatever the number of rows; (2) up to 8 rows a block of `linear_8` owns 16
 // weight rows, a warp a segment; one of `linear_8_fp8` takes such tiles one after another (common/few.h); (3) for more, where

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use flashlane::cuda::{Emulator, host};
+use flashlane::cuda::{Emulator, Planted, host};
 use flashlane::format::{bf16, e2m1, e4m3, ue8m0};
 use flashlane::ops::{Op, RmsNorm};
 use half::bf16 as Bf16;
@@ -66,7 +66,19 @@ fn a_removed_barrier_is_found_by_some_seed() {
         case.bytes(out.buffer, &memory, &resident).map(<[u8]>::to_vec)
     };
     let want = run(Emulator::new(0));
-    let wrong = (0..20).filter(|&seed| run(Emulator::with_planted_fault(seed)) != want).count();
+    let wrong =
+        (0..20).filter(|&seed| run(Emulator::with_planted_fault(seed, Planted::NoBarriers)) != want).count();
     assert!(wrong > 0, "twenty schedules did not show a missing barrier");
     assert!((0..20).all(|seed| run(Emulator::new(seed)) == want));
+}
+
+/// What a block leaves where it had a barrier is an error, right as its answer may be.
+#[test]
+fn sums_over_a_barrier_are_refused() {
+    let (case, _) = norm();
+    let (mut memory, mut resident) = case.memory(0x7f);
+    let emulator = Emulator::with_planted_fault(1, Planted::SumsOverBarrier);
+    let executor = Cuda::new("emulator", Arc::new(emulator)).executor(&case).unwrap();
+    let found = executor.run_on_host_memory(&case.graph, &case.plan, &mut memory, &mut resident);
+    assert!(found.as_ref().is_err_and(|e| e.to_string().contains("writes over a barrier")), "{found:?}");
 }

@@ -1,7 +1,8 @@
 // Barriers in shared memory on which some warps of a block wait for others, while the others go on.
 //
 // A phase of a barrier ends when so many threads as it was made for have arrived; phases alternate in parity from 0. A whole warp
-// waits, and every lane arrives: behind one lane's arrival for all, racecheck does not see what the others did.
+// waits, and every lane arrives: behind one lane's arrival for all, racecheck does not see what the others did. A barrier's memory
+// holds nothing else until the kernel ends: its word may still change when all have passed it.
 #pragma once
 
 #include "kernel.h"
@@ -25,6 +26,7 @@ FL_DEVICE void barrier_init(uint64_t* barriers, int count, int threads) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address), "r"(threads) : "memory");
 #elif defined(FL_EMULATED)
     *(EmulatedBarrier*)(barriers + i) = {(uint16_t)threads, (uint16_t)threads, 0, 0};
+    emu::made_barrier(barriers + i, (uint16_t)threads);
 #endif
   }
 }

@@ -96,6 +96,7 @@ struct Block {
   uint3 dim{}, grid{};
   std::vector<Fiber> fibers;
   std::vector<Warp> warps;
+  std::vector<std::pair<const void*, uint16_t>> barriers;
   Context scheduler{};
   size_t current = 0;
   uint64_t random = 0;
@@ -207,6 +208,12 @@ bool run_block() {
   }
 }
 
+// What became of the barriers that the cluster made.
+bool barriers_whole() {
+  return std::all_of(block.barriers.begin(), block.barriers.end(),
+                     [](const auto& barrier) { return memcmp(barrier.first, &barrier.second, sizeof barrier.second) == 0; });
+}
+
 }  // namespace
 
 const Thread& self() { return current().thread; }
@@ -223,6 +230,8 @@ bool run_in_clusters(void (*kernel)(const void*), unsigned size) {
   clusters()[kernel] = size;
   return true;
 }
+
+void made_barrier(const void* barrier, uint16_t arrivals) { block.barriers.emplace_back(barrier, arrivals); }
 
 void barrier() { leave(State::kBarrier); }
 void cluster_barrier() { leave(State::kClusterBarrier); }
@@ -241,7 +250,7 @@ const uint64_t* meet(unsigned mask, uint64_t value) {
 
 extern "C" unsigned char __start_emu_shared[], __stop_emu_shared[];
 
-// 0, or 1 for a deadlock, or 2 for a launch that no device takes.
+// 0, or 1 for a deadlock, 2 for a launch that no device takes, 3 for a barrier that was written over.
 extern "C" int flashlane_emu_launch(void (*kernel)(const void*), const void* params, const unsigned grid[3],
                                     const unsigned dim[3], unsigned shared, uint64_t seed) {
   using namespace emu;
@@ -267,7 +276,9 @@ extern "C" int flashlane_emu_launch(void (*kernel)(const void*), const void* par
     memset(__start_emu_shared, kPoison, (size_t)(__stop_emu_shared - __start_emu_shared));
     for (unsigned rank = 0; rank < block.size; ++rank) memset(dynamic[rank], kPoison, shared);
     for (size_t i = 0; i < block.fibers.size(); ++i) prepare(block.fibers[i], i, first);
+    block.barriers.clear();
     if (!run_block()) return 1;
+    if (!barriers_whole()) return 3;
   }
   return 0;
 }

@@ -2,7 +2,7 @@
 //
 // A fiber runs until it meets another thread (a barrier, a shuffle, a vote), and which runs next is drawn; some seeds hold
 // a warp back for as long as any other can run. So a missing barrier shows as a wrong answer under some seed. Threads that
-// wait at different places for ever are a deadlock and an error. What it does not show: timing, memory models weaker than
+// wait at different places for ever are a deadlock and an error, and so is what was written over a barrier. What it does not show: timing, memory models weaker than
 // sequential consistency, and instructions written in assembly, for which the sources give a plain path.
 #pragma once
 
@@ -74,6 +74,9 @@ void barrier();
 void cluster_barrier();
 // Waits for every thread of `mask` in this warp; `value` is what this thread brings, the result is what all brought.
 const uint64_t* meet(unsigned mask, uint64_t value);
+
+// A barrier of common/phases.h, which begins with the arrivals that end a phase: it must still do so when the block ends.
+void made_barrier(const void* barrier, uint16_t arrivals);
 
 template <class T>
 uint64_t pack(T value) {

@@ -84,20 +84,30 @@ static RUNNING: Mutex<()> = Mutex::new(());
 
 unsafe extern "C" {
     fn flashlane_emu_planted(params: *const c_void);
+    fn flashlane_emu_planted_sums(params: *const c_void);
+}
+
+/// What an emulator runs in place of `rmsnorm`, to show that it would be found out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Planted {
+    /// The same without its barriers: some schedule gives another answer.
+    NoBarriers,
+    /// A kernel that puts its sums where a barrier is on which warps waited: an error.
+    SumsOverBarrier,
 }
 
 /// A device on the CPU. Equal seeds give equal schedules.
 #[derive(Debug)]
 pub struct Emulator {
     seed: u64,
-    planted: bool,
+    planted: Option<Planted>,
     shared_memory: usize,
 }
 
 impl Emulator {
     #[must_use]
     pub fn new(seed: u64) -> Self {
-        Self { seed, planted: false, shared_memory: 227 << 10 }
+        Self { seed, planted: None, shared_memory: 227 << 10 }
     }
 
     /// One whose blocks have so many bytes of shared memory: operations choose their kernels by it.
@@ -106,14 +116,18 @@ impl Emulator {
         Self { shared_memory: bytes, ..Self::new(seed) }
     }
 
-    /// One that runs `rmsnorm` without its barriers, to show that it would be found out.
+    /// One with a fault in `rmsnorm`.
     #[must_use]
-    pub fn with_planted_fault(seed: u64) -> Self {
-        Self { planted: true, ..Self::new(seed) }
+    pub fn with_planted_fault(seed: u64, fault: Planted) -> Self {
+        Self { planted: Some(fault), ..Self::new(seed) }
     }
 
     fn entry(&self, kernel: Kernel) -> Entry {
-        if self.planted && kernel == Kernel::RmsNorm { flashlane_emu_planted } else { entry(kernel) }
+        match self.planted.filter(|_| kernel == Kernel::RmsNorm) {
+            Some(Planted::NoBarriers) => flashlane_emu_planted,
+            Some(Planted::SumsOverBarrier) => flashlane_emu_planted_sums,
+            None => entry(kernel),
+        }
     }
 }
 
@@ -182,6 +196,7 @@ impl Backend for Emulator {
         let reason = match code {
             0 => return Ok(()),
             1 => "its threads wait for each other for ever",
+            3 => "it writes over a barrier on which its warps wait",
             _ => "no device takes this launch",
         };
         Err(CudaError::Emulator { kernel: launch.kernel.symbol(), reason })

@@ -67,7 +67,7 @@ pub use certify::{
 use delay::delay_launch;
 pub use driver::{Gpu, device_count};
 #[cfg(feature = "emulator")]
-pub use emulator::{Emulator, host};
+pub use emulator::{Emulator, Planted, host};
 pub use error::CudaError;
 pub use executor::{Executor, Ready, RunMode};
 pub use fp4::{Fp4Kind, dequantize_bf16, dequantize_e4m3, quantize_bf16};
