@@ -93,7 +93,6 @@ FL_DEVICE void mix_after(const HyperPostParams& p) {
   }
 }
 
-
 // A warp: the mixing matrix of a token, of the lanes' arguments; zeros if it is padding.
 FL_DEVICE void store_mixing(const HyperPreParams& p, int64_t token, float argument, bool padded) {
   int lane = lane_idx(), j = lane / 4, k = lane % 4, n = p.n;

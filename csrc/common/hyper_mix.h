@@ -33,6 +33,7 @@ FL_DEVICE float inverse_root(float x) {
   return 1.0f / sqrtf(x);
 #endif
 }
+
 struct Shared {
   // This block's share of the streams, as its threads first read it, and of the gains.
   uint4 streams[kMaxTokens][kThreads];
