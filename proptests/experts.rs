@@ -241,12 +241,17 @@ fn judge_formats(hidden: usize, width: usize) {
 
 fn judge_stored(hidden: usize, width: usize, formats: &dyn Fn(&[f32], usize) -> Vec<Stored>) {
     let ids = vec![2, 0, 2, 1, -1, 2, 2, 2, 0, 2, 2, 3, 2, 0, 1, 2, 2, 0, 2, 1, 0, 2, 0, 2];
-    judge_ids((hidden, width), ids, formats);
+    judge_ids((hidden, width), 3, ids, formats);
 }
 
-/// Two experts a token, of three.
-fn judge_ids((hidden, width): (usize, usize), ids: Vec<i32>, formats: &dyn Fn(&[f32], usize) -> Vec<Stored>) {
-    let shape = Shape { rows: ids.len() / 2, experts: 3, k: 2, hidden, width, dtype: Dtype::Bf16 };
+/// Two experts a token.
+fn judge_ids(
+    (hidden, width): (usize, usize),
+    experts: usize,
+    ids: Vec<i32>,
+    formats: &dyn Fn(&[f32], usize) -> Vec<Stored>,
+) {
+    let shape = Shape { rows: ids.len() / 2, experts, k: 2, hidden, width, dtype: Dtype::Bf16 };
     let mut whole = data(shape, ids, 9);
     let (ups, downs) = (formats(&whole.up, hidden), formats(&whole.down, width));
     let one = Shape { rows: 1, ..shape };
@@ -299,21 +304,32 @@ fn items_of_an_expert_are_the_oracles() {
         // Tokens with one, both or none of their pairs on the expert.
         let (half, rows) = (ids.len() / 2, ids.len() / 2);
         let ids = (0..rows).flat_map(|t| [ids[t], ids[half + t]]).collect();
-        judge_ids((512, 256), ids, &formats_of_fp4);
+        judge_ids((512, 1024), 3, ids, &formats_of_fp4);
     }
+}
+
+/// More experts than stages of weights are on their way at once, with one to three items each.
+#[test]
+fn many_experts_are_the_oracles() {
+    let ids = (0..80).flat_map(|t| [t % 9, (5 * t + t / 9 + 1) % 9]).collect();
+    judge_ids((512, 1024), 9, ids, &formats_of_fp4);
 }
 
 /// Slices whose scales are all below 2 and not tiny go a shorter way; a block of zeros has the smallest scale.
 #[test]
 fn large_and_tiny_scales_of_mxfp4_are_the_oracles() {
-    judge_stored(512, 256, &|values, cols| {
+    judge_stored(512, 1024, &|values, cols| {
         // Rows of `experts_down` alone: after SwiGLU of large sums no bound says much.
-        let factors = if cols == 256 { [1.0, 512.0, 0.0] } else { [1.0, 1.0, 0.0] };
+        let factors = if cols == 1024 { [1.0, 16777216.0, 0.0] } else { [1.0, 1.0, 0.0] };
         let rows = values.chunks(cols).enumerate();
         let values: Vec<f32> =
             rows.flat_map(|(row, of)| of.iter().map(move |v| v * factors[row / 16 % 3])).collect();
         let (codes, scales) = mxfp4::quantize(&values).unwrap();
-        assert_eq!(cols == 256, scales.iter().any(|scale| *scale > 127), "a scale of 2 or more");
+        assert_eq!(
+            cols == 1024,
+            scales.iter().any(|scale| *scale > 137),
+            "a scale of which the short way makes no bf16"
+        );
         vec![Stored::MxFp4 { codes, scales }]
     });
 }

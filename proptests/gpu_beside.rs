@@ -1,4 +1,4 @@
-//! Kernels beside each other: launched over and over on streams that share a GPU, each gives the bits that it gives alone.
+//! Operations beside each other: launched over and over on streams that share a GPU, each gives the bits that it gives alone.
 //!
 //! A kernel whose warps or blocks miss each other may be right whenever it has the GPU for itself: what runs beside it moves
 //! when its parts start and how they are interleaved.
@@ -20,7 +20,7 @@ const LAUNCHES: usize = 100;
 /// How often a stream takes every case.
 const ROUNDS: usize = 3;
 
-/// Products of the sizes that a model has, by every kernel of `linear`.
+/// Products of the sizes that a model has.
 fn products() -> Vec<Case> {
     let one = |rows: usize, depth, per_group| {
         let (groups, limit, dtype, f32_out) = (1, None, Dtype::Bf16, false);

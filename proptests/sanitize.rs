@@ -64,11 +64,12 @@ fn linear_cases() -> Vec<Case> {
         linear::build(&shape, &x, &weight).case
     };
     let mut all = vec![one(3, 2, None, true), one(9, 1, Some(10.0), false)];
-    for rows in [3, 9, 40, 70] {
+    // The last has more tiles than blocks that stream them on a device of one multiprocessor.
+    for (rows, per_group) in [(3, 34), (9, 34), (40, 34), (70, 34), (3, 100)] {
         let shape = linear::Shape {
             rows,
             depth: 256,
-            per_group: 34,
+            per_group,
             groups: 1,
             limit: None,
             dtype: Dtype::Bf16,

@@ -47,22 +47,6 @@ FL_DEVICE uint32_t both_halves(uint16_t x) { return x | (uint32_t)x << 16; }
 constexpr uint32_t kE4m3Bias = 0x7b807b80u;
 constexpr uint32_t kE2m1Bias = 0x7e807e80u;
 
-// Four e4m3 codes to two pairs.
-FL_DEVICE void unpack_e4m3x4(uint32_t w, uint32_t& low, uint32_t& high) {
-  low = (w & 0x7fu) << 4 | (w & 0x80u) << 8 | (w & 0x7f00u) << 12 | (w & 0x8000u) << 16;
-  high = (w >> 12 & 0x7f0u) | (w >> 8 & 0x8000u) | (w >> 4 & 0x07f00000u) | (w & 0x80000000u);
-  low = mul_bf16x2(low, kE4m3Bias);
-  high = mul_bf16x2(high, kE4m3Bias);
-}
-
-// Four e2m1 codes (the low 16 bits) to two pairs, times a pair of equal scales.
-FL_DEVICE void unpack_e2m1x4(uint32_t h, uint32_t scale, uint32_t& low, uint32_t& high) {
-  low = (h & 0x7u) << 6 | (h & 0x8u) << 12 | (h & 0x70u) << 18 | (h & 0x80u) << 24;
-  high = (h & 0x700u) >> 2 | (h & 0x800u) << 4 | (h & 0x7000u) << 10 | (h & 0x8000u) << 16;
-  low = mul_bf16x2(mul_bf16x2(low, kE2m1Bias), scale);
-  high = mul_bf16x2(mul_bf16x2(high, kE2m1Bias), scale);
-}
-
 FL_DEVICE uint32_t rotate_right(uint32_t w, int by) {
 #if defined(__CUDA_ARCH__)
   return __funnelshift_r(w, w, by);
@@ -114,8 +98,7 @@ FL_DEVICE uint32_t nvfp4_scale_pair(uint32_t code) {
   return mul_bf16x2(mul_bf16x2(code * 0x00100010u, kE4m3Bias), 0x7a807a80u);
 }
 
-// A scale (no sign) as a pair of equal bf16: e4m3 and ue8m0 are exact in it; 0xff of ue8m0 is a NaN.
-FL_DEVICE uint32_t e4m3_scale_pair(uint8_t code) { return mul_bf16x2(both_halves((uint16_t)(code << 4)), kE4m3Bias); }
+// A scale in ue8m0 as a pair of equal bf16, which is exact; 0xff is a NaN.
 FL_DEVICE uint32_t ue8m0_scale_pair(uint8_t code) {
   return both_halves(code == 0 ? 0x0040 : code == 255 ? 0x7fc0 : (uint16_t)(code << 7));
 }

@@ -182,49 +182,6 @@ FL_DEVICE void multiply_tile(float (&acc)[4], const Tile& tile, const StepActiva
   }
 }
 
-// The same for `kHigh` tiles from `first_tile` on by `kTiles` tiles of activations: step `step`, which is step `in_stage` of
-// the stage. `x(n)` is this lane's activation row (column g of tile n), null for none.
-template <int kFormat, class S, int kHigh, int kTiles, class Row>
-FL_DEVICE void multiply_tiles(float (&acc)[kHigh][kTiles][4], const unsigned char* stage, int first_tile, int in_stage, Row x,
-                              int step, int cols) {
-  using F = Step<kFormat>;
-  constexpr bool kScaled = kFormat == kWeightFp8Block;
-  int g = lane_idx() / 4, q = lane_idx() % 4;
-  float part[kHigh][kTiles][4];
-#pragma unroll
-  for (int m = 0; m < kHigh; ++m) {
-#pragma unroll
-    for (int i = 0; i < 4 * kTiles; ++i) part[m][i / 4][i % 4] = kScaled ? 0.0f : acc[m][i / 4][i % 4];
-  }
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    int at = step * F::kElements + (half * 4 + q) * F::kUnit;
-    uint32_t left[kHigh][2][F::kUnit / 2];
-#pragma unroll
-    for (int m = 0; m < kHigh; ++m) expand_rows<kFormat>(TileStep<kFormat, S>(stage, first_tile + m, in_stage), half, left[m]);
-    Activations<kFormat> b[kTiles];
-#pragma unroll
-    for (int n = 0; n < kTiles; ++n) b[n].load(x(n), at, cols);
-#pragma unroll
-    for (int k = 0; k < F::kUnit / 2; k += 2) {
-#pragma unroll
-      for (int m = 0; m < kHigh; ++m) {
-#pragma unroll
-        for (int n = 0; n < kTiles; ++n) multiply_unit<kFormat>(part[m][n], left[m], b[n], k);
-      }
-    }
-  }
-#pragma unroll
-  for (int m = 0; m < kHigh; ++m) {
-    TileStep<kFormat, S> tile(stage, first_tile + m, in_stage);
-#pragma unroll
-    for (int i = 0; i < 4 * kTiles; ++i) {
-      float sum = part[m][i / 4][i % 4], &to = acc[m][i / 4][i % 4];
-      to = kScaled ? fmaf(tile.block_scale(g + i % 4 / 2 * 8), sum, to) : sum;
-    }
-  }
-}
-
 // Writes a warp's accumulators as [column][row] floats with a pitch that keeps banks apart.
 constexpr int kTilePitch = kTileRows + 1;
 template <int kTiles>
